@@ -1,0 +1,432 @@
+"""The CPU backend: the chunked SSD algorithm as matrix products on torch tensors, memory linear in the sequence.
+
+A sequence is cut into tiles of `plan.TILE` tokens, whatever the caller's chunk_size. Within a tile
+
+    y_diag = (scores ∘ decay) · (dt x)      scores = C Bᵀ, once per group
+    y_off  = exp(dA_cumsum) ∘ (C · stateᵀ)
+    state  = exp(dA_cumsum[last]) state + (decay_to_last ∘ dt x)ᵀ · B
+
+Several tiles, rows and heads are worked on at once (`Plan.tiles`, `.rows`, `.heads`); only the state passes from tile
+to tile. A sequence is always cut from its own start and each tile is copied into fresh contiguous buffers, so its
+bits do not depend on what else is in the call.
+
+Note [Decays]: dA_cumsum is summed and subtracted in fp64, since after one huge step fp32 has no digits left for the
+small ones; the differences are rounded to the compute dtype before exp. A decay below tiny/eps of that dtype
+becomes 0, so that no product is denormal (those cost a hundred times a normal one), and steps below DECAY_FLOOR are
+raised to it (their exp is 0 either way), so that -inf cannot make inf - inf.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from .plan import TILE, Plan, useful_flops
+from .sequences import Sequences
+
+__all__ = ["DECAY_FLOOR", "TILE", "Inputs", "scan", "state_update", "useful_flops"]
+
+DECAY_FLOOR = -1000.0
+
+
+class Inputs(NamedTuple):
+    """What a scan reads. x, z (batch, seqlen, nheads, headdim); dt, log_decay (batch, seqlen, nheads);
+    B, C (batch, seqlen, ngroups, dstate); A, dt_bias (nheads,); D (nheads,) or (nheads, headdim)."""
+
+    x: Tensor
+    B: Tensor
+    C: Tensor
+    dtype: torch.dtype  # of the accumulation
+    log_decay: Tensor | None = None  # else dt and A
+    dt: Tensor | None = None
+    A: Tensor | None = None
+    dt_bias: Tensor | None = None
+    dt_softplus: bool = False
+    dt_limit: tuple[float, float] = (0.0, math.inf)
+    D: Tensor | None = None
+    z: Tensor | None = None
+
+    def heads(self, h0: int, h1: int) -> "Inputs":
+        """The part that concerns heads [h0, h1), which are whole groups or lie in one group."""
+        per_group = self.x.shape[2] // self.B.shape[2]
+        groups = slice(h0 // per_group, (h1 - 1) // per_group + 1)
+        last = slice(h0, h1)
+
+        def cut(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t[..., last]
+
+        return self._replace(
+            x=self.x[:, :, last],
+            B=self.B[:, :, groups],
+            C=self.C[:, :, groups],
+            log_decay=cut(self.log_decay),
+            dt=cut(self.dt),
+            A=cut(self.A),
+            dt_bias=cut(self.dt_bias),
+            D=None if self.D is None else self.D[last],
+            z=None if self.z is None else self.z[:, :, last],
+        )
+
+
+class Window(NamedTuple):
+    """Sequences of equal length side by side: reads and writes tokens [t0, t1) of each."""
+
+    rows: slice | Tensor
+    starts: int | Tensor
+
+    @classmethod
+    def over(cls, sequences: Sequences, ids: list[int]) -> "Window":
+        rows, starts = [sequences.rows[s] for s in ids], [sequences.starts[s] for s in ids]
+        if len(ids) == 1 or (rows == list(range(rows[0], rows[0] + len(ids))) and len(set(starts)) == 1):
+            return cls(slice(rows[0], rows[0] + len(ids)), starts[0])
+        return cls(torch.tensor(rows)[:, None], torch.tensor(starts)[:, None])
+
+    def index(self, t0: int, t1: int) -> tuple[slice | Tensor, slice | Tensor]:
+        if isinstance(self.starts, int):
+            return self.rows, slice(self.starts + t0, self.starts + t1)
+        return self.rows, self.starts + torch.arange(t0, t1)
+
+
+class Workspace:
+    """Scratch tensors of one call, by name, used again from step to step: fresh memory costs more than the arithmetic
+    done in it. A name's next `empty` ends the life of its last one."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._named: dict[str, Tensor] = {}
+
+    def empty(self, name: str, *shape: int) -> Tensor:
+        found = self._named.get(name)
+        if found is None or found.numel() < math.prod(shape):
+            self._named[name] = found = torch.empty(shape, dtype=self.dtype)
+        return found if found.shape == shape else found.view(-1)[: math.prod(shape)].view(shape)
+
+
+class Tiles(NamedTuple):
+    """K tiles of Q tokens for n sequences, H heads in G groups of R: operands and decays in the compute dtype."""
+
+    x: Tensor  # (K, n, H, Q, P) as given
+    dx: Tensor  # (K, n, H, Q, P) contiguous: dt x
+    B: Tensor  # (K, n, G, Q, N) contiguous
+    C: Tensor  # (K, n, G, Q, N) contiguous
+    scores: Tensor  # (K, n, G, Q, Q) = C Bᵀ, zero above the diagonal
+    decay: Tensor  # (K, n, H, Q, Q) = exp(dA_cumsum[i] - dA_cumsum[j]), 1 above the diagonal
+    dA_cumsum: Tensor  # (K, n, H, Q) fp64
+    from_start: Tensor  # (K, n, H, Q) = exp(dA_cumsum)
+    to_end: Tensor  # (K, n, H, Q) = exp(dA_cumsum[last] - dA_cumsum)
+    dt: Tensor | None  # (K, n, H, Q) after bias, softplus and limit; None with log_decay
+
+    def by_group(self, t: Tensor) -> Tensor:
+        """(K, n, H, Q, P) -> (K, n, G, Q, R, P), a view."""
+        K, n, H, Q, P = t.shape
+        G = self.B.shape[2]
+        return t.view(K, n, G, H // G, Q, P).transpose(3, 4)
+
+
+InitialStates = Callable[[list[int]], Tensor | None]
+FinalStates = Callable[[list[int], Tensor], None]
+ChunkStates = Callable[[list[int], int, Tensor], None]
+
+
+def scan(
+    inputs: Inputs,
+    sequences: Sequences,
+    plan: Plan,
+    y: Tensor,
+    initial: InitialStates,
+    final: FinalStates | None,
+    chunk_ends: list[list[int]] | None = None,
+    chunk_state: ChunkStates | None = None,
+) -> None:
+    """Writes the rows of `y` (batch, seqlen, nheads, headdim) that belong to a sequence.
+
+    `initial(ids)` gives the states (n, nheads, headdim, dstate) that sequences `ids` start from, None for zeros;
+    `final(ids, states)` takes their last ones. With `chunk_ends` (token counts per sequence)
+    `chunk_state(ids, end, states)` takes the state after each.
+    """
+    workspace = Workspace(inputs.dtype)
+    for ids, ends in _side_by_side(sequences, plan.rows, chunk_ends):
+        start, length = initial(ids), sequences.stops[ids[0]] - sequences.starts[ids[0]]
+        window = Window.over(sequences, ids)
+        stops: list[Tensor] = []
+        at_ends: dict[int, list[Tensor]] = {end: [] for end in ends}
+        for h0, h1 in head_blocks(plan):
+            part = inputs.heads(h0, h1)
+            state = None if start is None else start[:, h0:h1].to(inputs.dtype, copy=True)
+            for t0, K, Q in steps(length, plan.tiles):
+                tiles = load(part, window, t0, K, Q, workspace)
+                done = final is None and t0 + K * Q == length and not ends
+                products, state = _pass_states(tiles, state, done, t0, at_ends, workspace)
+                where = window.index(t0, t0 + K * Q)
+                _write(part, where, tiles, products, y[:, :, h0:h1], workspace)
+            if final is not None:
+                stops.append(_zeros(inputs, len(ids), h1 - h0) if state is None else state)
+        if final is not None:
+            final(ids, stops[0] if len(stops) == 1 else torch.cat(stops, 1))
+        for end, parts in at_ends.items():
+            if chunk_state is not None:
+                chunk_state(ids, end, torch.cat(parts, 1))
+
+
+def _zeros(inputs: Inputs, n: int, nheads: int) -> Tensor:
+    return torch.zeros(n, nheads, inputs.x.shape[3], inputs.B.shape[3], dtype=inputs.dtype)
+
+
+def _side_by_side(
+    sequences: Sequences, rows: int, chunk_ends: list[list[int]] | None
+) -> Iterator[tuple[list[int], list[int]]]:
+    """(sequences of one length, their chunk ends); with chunk ends one sequence at a time."""
+    for _, ids in sequences.by_length():
+        if chunk_ends is not None:
+            yield from (([s], chunk_ends[s]) for s in ids)
+        else:
+            yield from ((ids[i : i + rows], []) for i in range(0, len(ids), rows))
+
+
+def head_blocks(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Ranges of `plan.heads` heads that are whole groups or stay within one."""
+    per_group = plan.problem.nheads // plan.problem.ngroups
+    span = per_group if plan.heads < per_group else plan.problem.nheads
+    for s in range(0, plan.problem.nheads, span):
+        for h0 in range(s, s + span, plan.heads):
+            yield h0, min(h0 + plan.heads, s + span)
+
+
+def steps(length: int, tiles: int) -> Iterator[tuple[int, int, int]]:
+    """(first token, number of tiles, tokens per tile): full tiles up to `tiles` at once, then the rest as one tile."""
+    full = length // TILE
+    for k in range(0, full, tiles):
+        yield k * TILE, min(tiles, full - k), TILE
+    if length % TILE:
+        yield full * TILE, 1, length % TILE
+
+
+def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Workspace) -> Tiles:
+    """Reads K tiles of Q tokens from token t0 of each sequence and computes everything that needs no state."""
+    where, f = window.index(t0, t0 + K * Q), inputs.dtype
+    x = inputs.x[where]
+    n, _, H, P = x.shape
+    if x.dtype != f:
+        x = workspace.empty("x", n, K * Q, H, P).copy_(x)
+    x = x.view(n, K, Q, H, P).permute(1, 0, 3, 2, 4)
+    dt, dA = discretise(inputs, where, n, K, Q)
+    dA_cumsum = dA.clamp(min=DECAY_FLOOR).cumsum(3)
+    G, N = inputs.B.shape[2:]
+    B, C = (
+        workspace.empty(name, K, n, G, Q, N).copy_(t[where].unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4))
+        for name, t in (("B", inputs.B), ("C", inputs.C))
+    )
+    scores = torch.bmm(C.view(-1, Q, N), B.view(-1, Q, N).transpose(1, 2)).tril_().view(K, n, G, Q, Q)
+    # Above the diagonal the difference may be a large positive number: tril_ makes it 0 before exp.
+    decay = _exp(_differences(dA_cumsum, workspace).tril_())
+    dx = workspace.empty("dx", K, n, H, Q, P)
+    if dt is None:
+        dx.copy_(x)
+    else:
+        torch.mul(x, dt[..., None], out=dx)
+    to_end = _exp((dA_cumsum[..., -1:] - dA_cumsum).to(f))
+    return Tiles(x, dx, B, C, scores, decay, dA_cumsum, _exp(dA_cumsum.to(f)), to_end, dt)
+
+
+def discretise(
+    inputs: Inputs, where: tuple[slice | Tensor, slice | Tensor], n: int, K: int, Q: int
+) -> tuple[Tensor | None, Tensor]:
+    """(dt after bias, softplus and limit in the compute dtype, dA = dt A in fp64), both (K, n, H, Q)."""
+
+    def tiles(t: Tensor) -> Tensor:
+        return t.view(n, K, Q, -1).permute(1, 0, 3, 2)
+
+    if inputs.log_decay is not None:
+        return None, tiles(inputs.log_decay[where].double().contiguous())
+    dt = raw_dt(inputs, where)
+    if inputs.dt_softplus:
+        dt = softplus(dt)
+    dt = tiles(dt.clamp_(*inputs.dt_limit) if inputs.dt_softplus else dt.clamp(*inputs.dt_limit)).contiguous()
+    return dt, dt.double() * inputs.A.double()[:, None]  # type: ignore[union-attr]
+
+
+def raw_dt(inputs: Inputs, where: tuple[slice | Tensor, slice | Tensor]) -> Tensor:
+    """dt + dt_bias in the compute dtype, (n, tokens, H) contiguous."""
+    dt = inputs.dt[where].to(inputs.dtype).contiguous()  # type: ignore[index]
+    return dt if inputs.dt_bias is None else dt + inputs.dt_bias.to(inputs.dtype)
+
+
+def _differences(cumsum: Tensor, workspace: Workspace) -> Tensor:
+    """cumsum[..., i] - cumsum[..., j] of fp64 sums in the compute dtype, as precise as if subtracted in fp64."""
+    high = cumsum.to(workspace.dtype)
+    difference = workspace.empty("decay", *cumsum.shape, cumsum.shape[-1])
+    torch.sub(high[..., :, None], high[..., None, :], out=difference)
+    if high.dtype != cumsum.dtype:
+        low = (cumsum - high).to(high.dtype)
+        difference.add_(low[..., :, None]).sub_(low[..., None, :])
+    return difference
+
+
+def _exp(difference: Tensor) -> Tensor:
+    """exp in place, 0 where it would be below tiny/eps; see Note [Decays]."""
+    info = torch.finfo(difference.dtype)
+    smallest = info.tiny / info.eps
+    difference.clamp_(min=math.log(smallest) - 1).exp_()
+    return torch.nn.functional.threshold_(difference, smallest, 0.0)
+
+
+def _pass_states(
+    tiles: Tiles,
+    state: Tensor | None,
+    done: bool,
+    t0: int,
+    at_ends: dict[int, list[Tensor]],
+    workspace: Workspace,
+) -> tuple[list[Tensor | None], Tensor | None]:
+    """C · stateᵀ of each tile (n G, Q, R P), None where the state is zero, and the state after the last tile.
+
+    `state` (n, H, P, N) is updated in place; with `done` the last tile does not update it. States after the chunk
+    ends that lie in these tiles are appended to `at_ends`.
+    """
+    K, n, G, Q, N = tiles.B.shape
+    H, P = tiles.dx.shape[2], tiles.dx.shape[4]
+    # (K, n G, Q, R P): what each token adds to the state, decayed to the end of its tile.
+    weighted = workspace.empty("weighted", K, n, G, Q, H // G, P)
+    torch.mul(tiles.by_group(tiles.dx), tiles.by_group(tiles.to_end[..., None]), out=weighted)
+    weighted = weighted.view(K, n * G, Q, -1)
+    B, C = tiles.B.view(K, n * G, Q, N), tiles.C.view(K, n * G, Q, N)
+    keep = tiles.from_start[..., -1]
+    scratch = workspace.empty("products", K, n * G, Q, H // G * P)
+    products: list[Tensor | None] = []
+    for k in range(K):
+        flat = None if state is None else state.view(n * G, -1, N)
+        products.append(None if flat is None else torch.bmm(C[k], flat.transpose(1, 2), out=scratch[k]))
+        first = t0 + k * Q
+        for end in range(first + 1, first + Q):
+            if end in at_ends:
+                at_ends[end].append(_state_inside(tiles, k, state, end - first))
+        if not (done and k == K - 1):
+            if state is None or flat is None:
+                state = torch.bmm(weighted[k].transpose(1, 2), B[k]).view(n, H, P, N)
+            else:
+                state.mul_(keep[k, ..., None, None])
+                flat.baddbmm_(weighted[k].transpose(1, 2), B[k])
+        if first + Q in at_ends and state is not None:
+            at_ends[first + Q].append(state.clone())
+    return products, state
+
+
+def _state_inside(tiles: Tiles, k: int, state: Tensor | None, tokens: int) -> Tensor:
+    """The state (n, H, P, N) after the first `tokens` tokens of tile k, from the `state` before it."""
+    cumsum = tiles.dA_cumsum[k, :, :, :tokens]
+    to_end = _exp((cumsum[..., -1:] - cumsum).to(tiles.dx.dtype))
+    weighted = tiles.dx[k, :, :, :tokens] * to_end[..., None]  # (n, H, tokens, P)
+    per_group = weighted.shape[1] // tiles.B.shape[2]
+    B = tiles.B[k, :, :, :tokens].repeat_interleave(per_group, dim=1)
+    added = weighted.transpose(2, 3) @ B
+    return added if state is None else added + state * tiles.from_start[k, :, :, tokens - 1, None, None]
+
+
+def output(tiles: Tiles, products: list[Tensor | None], out: Tensor, workspace: Workspace) -> None:
+    """y_diag + y_off into `out` (n, K Q, H, P). Uses up `tiles.decay`."""
+    K, n, G, Q, _ = tiles.B.shape
+    H, P = tiles.dx.shape[2], tiles.dx.shape[4]
+    mixed = tiles.decay.view(K, n, G, H // G, Q, Q).mul_(tiles.scores[:, :, :, None]).view(-1, Q, Q)
+    y_diag = workspace.empty("y_diag", K, n, H, Q, P)
+    torch.bmm(mixed, tiles.dx.view(-1, Q, P), out=y_diag.view(-1, Q, P))
+    by_group = tiles.by_group(y_diag)
+    from_start = tiles.by_group(tiles.from_start[..., None])
+    y = out.unflatten(2, (G, H // G)).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4, 5)  # (K, n, G, Q, R, P)
+    for k, product in enumerate(products):
+        if product is None:
+            y[k] = by_group[k]
+        else:
+            torch.addcmul(by_group[k], product.view(n, G, Q, H // G, P), from_start[k], out=y[k])
+
+
+def _write(
+    inputs: Inputs,
+    where: tuple[slice | Tensor, slice | Tensor],
+    tiles: Tiles,
+    products: list[Tensor | None],
+    y: Tensor,
+    workspace: Workspace,
+) -> None:
+    """y[where] = the output of the tiles with the skip D x and the gate z applied."""
+    direct = y.dtype == inputs.dtype and isinstance(where[0], slice)
+    K, n, H, Q, P = tiles.dx.shape
+    result = y[where] if direct else workspace.empty("y", n, K * Q, H, P)
+    output(tiles, products, result, workspace)
+    if inputs.D is not None:
+        D = inputs.D.to(inputs.dtype)
+        result.addcmul_(inputs.x[where].to(inputs.dtype), D[:, None] if D.ndim == 1 else D)
+    if inputs.z is not None:
+        z = inputs.z[where].to(inputs.dtype)
+        result.mul_(torch.sigmoid(z)).mul_(z)
+    if not direct:
+        y[where] = result.to(y.dtype) if isinstance(where[0], Tensor) else result
+
+
+def state_update(
+    plan: Plan,
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+    slots: list[int | None] | None,
+    out: Tensor,
+) -> None:
+    """One token per row. Shapes as in `problem.state_update`; `slots` names the state of each row, None its padding."""
+    f, (batch, H, P) = plan.problem.compute_dtype, x.shape
+    per_group = H // B.shape[1]
+    xf = x.to(f)
+    decay, step = _step(x, dt, A, dt_bias, dt_softplus, f)
+    dx = (xf * step)[..., None]  # (batch, H, P, 1)
+    B_heads, C_heads = (t.to(f).repeat_interleave(per_group, dim=1) for t in (B, C))
+    y = torch.empty(batch, H, P, 1, dtype=f)
+    live = list(range(batch)) if slots is None else [b for b, slot in enumerate(slots) if slot is not None]
+    for b0 in range(0, len(live), plan.rows):
+        rows: slice | Tensor = slice(b0, min(b0 + plan.rows, batch))
+        where: slice | Tensor = rows
+        if slots is not None:
+            chosen = live[b0 : b0 + plan.rows]
+            rows, where = torch.tensor(chosen), torch.tensor([slots[b] for b in chosen])
+        for h0 in range(0, H, plan.heads):
+            heads = slice(h0, h0 + plan.heads)
+            block = state[where, heads].to(f)
+            block *= decay[rows, heads]
+            block.addcmul_(dx[rows, heads], B_heads[rows, heads, None])
+            y[rows, heads] = block @ C_heads[rows, heads, :, None]
+            if slots is not None or block.dtype != state.dtype:
+                state[where, heads] = block.to(state.dtype)
+    result = y.squeeze(-1)
+    if D is not None:
+        result = result + xf * (D[:, None] if D.ndim == 1 else D).to(f)
+    if z is not None:
+        result = result * (z.to(f) * torch.sigmoid(z.to(f)))
+    if slots is not None and len(live) < batch:
+        result = result.clone()
+        result[[b for b, slot in enumerate(slots) if slot is None]] = 0
+    out.copy_(result)
+
+
+def _step(
+    x: Tensor, dt: Tensor, A: Tensor, dt_bias: Tensor | None, dt_softplus: bool, f: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(exp(dt A) (batch, H, P or 1, N or 1), dt (batch, H, P or 1)): expanded axes are computed once."""
+    dt = _once(dt if dt.ndim == 3 else dt[..., None], -1).to(f)
+    if dt_bias is not None:
+        dt = dt + _once(dt_bias if dt_bias.ndim == 2 else dt_bias[:, None], -1).to(f)
+    if dt_softplus:
+        dt = softplus(dt)
+    A = A[:, None, None] if A.ndim == 1 else A
+    return (dt[..., None] * _once(_once(A, -1), -2).to(f)).exp_(), dt
+
+
+def _once(t: Tensor, axis: int) -> Tensor:
+    """An expanded axis as its one value."""
+    return t.narrow(axis, 0, 1) if t.stride(axis) == 0 else t

@@ -1,0 +1,33 @@
+"""What a call runs on, described without touching it."""
+
+from typing import NamedTuple
+
+import torch
+
+from .errors import ShapeError
+
+KNOWN_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+
+
+class Device(NamedTuple):
+    """`kind` is a torch device type; `arch` names the GPU architecture as the compiler does ("" where there is none)."""
+
+    kind: str
+    arch: str = ""
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Device":
+        if device.type != "cuda":
+            return cls(device.type)
+        major, minor = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (0, 0)
+        name = f"sm_{major}{minor}" if major else ""
+        return cls("cuda", f"{name}a" if major >= 9 else name)
+
+    @classmethod
+    def from_arch(cls, arch: str) -> "Device":
+        """A device to plan for: "cpu" or one of `KNOWN_ARCHS`."""
+        if arch == "cpu":
+            return cls("cpu")
+        if arch not in KNOWN_ARCHS:
+            raise ShapeError(f"arch is {arch!r}, expected 'cpu' or one of {', '.join(KNOWN_ARCHS)}.")
+        return cls("cuda", arch)

@@ -1,0 +1,433 @@
+"""The operators as torch.library knows them: schema, CPU, CUDA, fake and autograd.
+
+Every implementation builds the `Problem` first, so that eager calls and torch.compile raise the same errors. CUDA
+implementations plan, which raises `UnsupportedError` until there are kernels. Optional outputs are empty tensors.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import cpu, problem
+from .device import Device
+from .errors import ShapeError
+from .plan import Plan, plan
+from .problem import Problem
+from .sequences import Sequences, chunk_ends, from_offsets, live_slots, of_batch
+
+_LIBRARY = torch.library.Library("cute_ssd", "DEF")
+
+_SCAN_INPUTS = (
+    "Tensor x, Tensor? dt, Tensor? A, Tensor? log_decay, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, "
+    "Tensor? initial_states, Tensor? seq_idx, Tensor? cu_seqlens, SymInt chunk_size, bool dt_softplus, float dt_min, "
+    "float dt_max"
+)
+_PACKED_INPUTS = (
+    "SymInt chunk_size, Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, float dt_min, float dt_max"
+)
+_LIBRARY.define(
+    f"chunk_scan({_SCAN_INPUTS}, bool return_final_states, bool return_varlen_states, ScalarType? state_dtype)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    f"chunk_scan_backward(Tensor dy, Tensor? dfinal_states, Tensor? dvarlen_states, {_SCAN_INPUTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    f"chunk_scan_varlen(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor query_start_loc, {_PACKED_INPUTS}, "
+    "Tensor? initial_states, Tensor? cu_chunk_seqlens, bool return_final_states, bool return_chunk_states, "
+    "ScalarType? state_dtype, Tensor(a!) out) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "chunk_scan_varlen_inplace(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!) ssm_pool, "
+    "Tensor cache_indices, Tensor query_start_loc, Tensor? has_initial_state, int pad_slot_id, "
+    f"{_PACKED_INPUTS}, Tensor(b!) out) -> ()"
+)
+_LIBRARY.define(
+    "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
+    "Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, int pad_slot_id, Tensor(b!) out) -> ()"
+)
+
+
+def _register(name: str, cpu_impl: Callable[..., Any], fake_impl: Callable[..., Any]) -> None:
+    _LIBRARY.impl(name, cpu_impl, "CPU")
+    _LIBRARY.impl(name, fake_impl, "CUDA")
+    torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
+
+
+def _supported(problem: Problem, x: Tensor) -> Plan:
+    return plan(problem, Device.of(x.device))
+
+
+def _scan_problem(
+    x: Tensor,
+    dt: Tensor | None,
+    A: Tensor | None,
+    log_decay: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_states: Tensor | None,
+    seq_idx: Tensor | None,
+    cu_seqlens: Tensor | None,
+    chunk_size: int,
+    dt_softplus: bool,
+    dt_min: float,
+    dt_max: float,
+    return_varlen_states: bool = False,
+    state_dtype: torch.dtype | None = None,
+) -> Problem:
+    return problem.chunk_scan(
+        x,
+        dt,
+        A,
+        B,
+        C,
+        chunk_size,
+        D,
+        z,
+        dt_bias,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        dt_softplus,
+        (dt_min, dt_max),
+        False,
+        return_varlen_states,
+        state_dtype,
+        log_decay=log_decay,
+    )
+
+
+def _scan_inputs(
+    p: Problem,
+    x: Tensor,
+    dt: Tensor | None,
+    A: Tensor | None,
+    log_decay: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    *rest: Any,
+) -> cpu.Inputs:
+    dt_softplus, dt_min, dt_max = rest[-3:]
+    tokens_first = None if log_decay is None else log_decay.transpose(1, 2)
+    return cpu.Inputs(x, B, C, p.compute_dtype, tokens_first, dt, A, dt_bias, dt_softplus, (dt_min, dt_max), D, z)
+
+
+class _RowStates:
+    """Which states the sequences of a batched call start from and end in: the first of a row starts from
+    initial_states[row], the last ends in final_states[row]."""
+
+    def __init__(self, sequences: Sequences, batch: int) -> None:
+        self.sequences = sequences
+        self.firsts, self.lasts = sequences.firsts(batch), sequences.lasts(batch)
+
+    def gather(self, states: Tensor | None, owners: list[int | None], ids: list[int], dtype: torch.dtype) -> Tensor | None:
+        """states[row] for the sequences that own their row, zeros for the others."""
+        rows = [self.sequences.rows[s] for s in ids]
+        owned = [i for i, s in enumerate(ids) if owners[rows[i]] == s]
+        if states is None or not owned:
+            return None
+        if len(owned) == len(ids) and rows == list(range(rows[0], rows[0] + len(rows))):
+            return states[rows[0] : rows[0] + len(rows)]
+        found = torch.zeros(len(ids), *states.shape[1:], dtype=dtype)
+        found[owned] = states[[rows[i] for i in owned]].to(dtype)
+        return found
+
+    def scatter(self, states: Tensor, owners: list[int | None], ids: list[int], values: Tensor) -> None:
+        for i, s in enumerate(ids):
+            if owners[self.sequences.rows[s]] == s:
+                states[self.sequences.rows[s]] = values[i]
+
+
+def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *inputs, return_final_states, return_varlen_states, state_dtype = args
+    p = _scan_problem(*inputs, return_varlen_states, state_dtype)
+    x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
+    sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
+    y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
+    if sequences.tokens < p.batch * p.seqlen:
+        y.zero_()
+    rows = _RowStates(sequences, p.batch)
+    if return_final_states and not sequences.rows:
+        final_states.zero_() if initial_states is None else final_states.copy_(initial_states)
+
+    def final(ids: list[int], states: Tensor) -> None:
+        if return_final_states:
+            rows.scatter(final_states, rows.lasts, ids, states)
+        if return_varlen_states:
+            varlen_states[ids] = states.to(p.state_dtype)
+
+    cpu.scan(
+        _scan_inputs(p, *inputs),
+        sequences,
+        _supported(p, x),
+        y,
+        lambda ids: rows.gather(initial_states, rows.firsts, ids, p.compute_dtype),
+        final if return_final_states or return_varlen_states else None,
+    )
+    return y, final_states, varlen_states
+
+
+def _chunk_scan_outputs(p: Problem, x: Tensor, finals: bool, varlen: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def states(count: int | None, wanted: bool) -> Tensor:
+        return torch.empty((count, *p.state_shape) if wanted else (0,), dtype=p.state_dtype, device=x.device)
+
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), states(p.batch, finals), states(p.num_seqs, varlen)
+
+
+def _chunk_scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *inputs, return_final_states, return_varlen_states, state_dtype = args
+    p = _scan_problem(*inputs, return_varlen_states, state_dtype)
+    _supported(p, inputs[0])
+    return _chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states)
+
+
+def _backward_outputs(
+    x: Tensor,
+    dt: Tensor | None,
+    A: Tensor | None,
+    log_decay: Tensor | None,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_states: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    """Empty gradients of x, dt, A, log_decay, B, C, D, z, dt_bias and initial_states."""
+    wanted = (x, dt, A, log_decay, B, C, D, z, dt_bias, initial_states)
+    return tuple(x.new_empty(0) if t is None else t.new_empty(t.shape) for t in wanted)
+
+
+def _chunk_scan_backward_cpu(
+    dy: Tensor, dfinal_states: Tensor | None, dvarlen_states: Tensor | None, *inputs: Any
+) -> tuple[Tensor, ...]:
+    from .cpu_backward import Gradients, scan_backward
+
+    p = _scan_problem(*inputs)
+    x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
+    scan_inputs = _scan_inputs(p, *inputs)
+    sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
+    rows = _RowStates(sequences, p.batch)
+    f = p.compute_dtype
+
+    def final_gradient(ids: list[int]) -> Tensor | None:
+        found = rows.gather(dfinal_states, rows.lasts, ids, f)
+        if dvarlen_states is None:
+            return found
+        return dvarlen_states[ids].to(f) if found is None else found.to(f) + dvarlen_states[ids].to(f)
+
+    grads = Gradients.zeros(scan_inputs)
+    starts = torch.zeros(len(sequences.rows), *p.state_shape, dtype=f) if initial_states is not None else None
+    scan_backward(
+        scan_inputs,
+        sequences,
+        _supported(p, x),
+        dy,
+        lambda ids: rows.gather(initial_states, rows.firsts, ids, f),
+        final_gradient,
+        grads,
+        starts,
+    )
+    dinitial = x.new_zeros(0)
+    if initial_states is not None and starts is not None:
+        dinitial = torch.zeros(initial_states.shape, dtype=f)
+        for row, first in enumerate(rows.firsts):
+            if first is not None:
+                dinitial[row] = starts[first]
+            elif dfinal_states is not None:
+                dinitial[row] = dfinal_states[row]
+    g = grads
+    found = (g.x, g.dt, g.A, g.log_decay.transpose(1, -1) if g.log_decay.ndim > 1 else g.log_decay)
+    found += (g.B, g.C, g.D, g.z, g.dt_bias, dinitial)
+    outputs = _backward_outputs(*inputs)
+    return tuple(out.copy_(value) if out.numel() else out for out, value in zip(outputs, found, strict=True))
+
+
+def _chunk_scan_backward_fake(
+    dy: Tensor, dfinal_states: Tensor | None, dvarlen_states: Tensor | None, *inputs: Any
+) -> tuple[Tensor, ...]:
+    _supported(_scan_problem(*inputs), inputs[0])
+    return _backward_outputs(*inputs)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *scan_inputs, return_final_states, return_varlen_states, _ = inputs
+    ctx.save_for_backward(*scan_inputs[:12])
+    ctx.settings = scan_inputs[12:]
+    ctx.returned = return_final_states, return_varlen_states
+
+
+def _backward(ctx: Any, dy: Tensor, dfinal: Tensor | None, dvarlen: Tensor | None) -> tuple[Any, ...]:
+    finals, varlens = ctx.returned
+    grads = torch.ops.cute_ssd.chunk_scan_backward(
+        dy, dfinal if finals else None, dvarlen if varlens else None, *ctx.saved_tensors, *ctx.settings
+    )
+    wanted = zip(grads, ctx.saved_tensors[:10], strict=True)
+    return (*(None if t is None else grad for grad, t in wanted), *(None,) * 9)
+
+
+_register("chunk_scan", _chunk_scan_cpu, _chunk_scan_fake)
+_register("chunk_scan_backward", _chunk_scan_backward_cpu, _chunk_scan_backward_fake)
+torch.library.register_autograd("cute_ssd::chunk_scan", _backward, setup_context=_setup_context, lib=_LIBRARY)
+
+
+def _packed_inputs(p: Problem, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, settings: tuple[Any, ...]) -> cpu.Inputs:
+    """Packed tokens as one row of a batch."""
+    _, D, z, dt_bias, dt_softplus, dt_min, dt_max = settings
+    gate = None if z is None else z[None]
+    limit = (dt_min, dt_max)
+    return cpu.Inputs(x[None], B[None], C[None], p.compute_dtype, None, dt[None], A, dt_bias, dt_softplus, limit, D, gate)
+
+
+def _keywords(settings: tuple[Any, ...]) -> dict[str, Any]:
+    names = ("chunk_size", "D", "z", "dt_bias", "dt_softplus")
+    return {**dict(zip(names, settings, strict=False)), "dt_limit": tuple(settings[5:7])}
+
+
+def _varlen_problem(*args: Any) -> Problem:
+    *tensors, initial_states, cu_chunk_seqlens, _, _, state_dtype, out = args
+    return problem.varlen(
+        *tensors[:6],
+        **_keywords(tuple(tensors[6:])),
+        initial_states=initial_states,
+        out=out,
+        state_dtype=state_dtype,
+        cu_chunk_seqlens=cu_chunk_seqlens,
+    )
+
+
+def _varlen_outputs(p: Problem, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    x, cu_chunk_seqlens, return_final_states, return_chunk_states = args[0], *args[-5:-2]
+    num_seqs = p.num_seqs or 0
+    nchunks = p.seqlen // p.chunk_size + num_seqs if cu_chunk_seqlens is None else cu_chunk_seqlens.shape[0] - 1
+    return (
+        x.new_empty((num_seqs, *p.state_shape) if return_final_states else (0,), dtype=p.state_dtype),
+        x.new_zeros((nchunks, *p.state_shape) if return_chunk_states else (0,), dtype=p.state_dtype),
+    )
+
+
+def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
+    p = _varlen_problem(*args)
+    x, query_start_loc, out = args[0], args[5], args[-1]
+    initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states = args[-6:-2]
+    sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
+    ends = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen) if return_chunk_states else None
+    _refuse_overlap(out, args[:-1])
+    final_states, chunk_states = _varlen_outputs(p, args)
+    first_row = [0]
+    for mine in ends or ():
+        first_row.append(first_row[-1] + len(mine))
+
+    def final(ids: list[int], states: Tensor) -> None:
+        final_states[ids] = states.to(p.state_dtype)
+
+    def chunk_state(ids: list[int], end: int, states: Tensor) -> None:
+        if ends is not None:
+            chunk_states[first_row[ids[0]] + ends[ids[0]].index(end)] = states[0]
+
+    cpu.scan(
+        _packed_inputs(p, *args[:5], args[6:13]),
+        sequences,
+        _supported(p, x),
+        out[None],
+        lambda ids: None if initial_states is None else initial_states[ids],
+        final if return_final_states else None,
+        ends,
+        chunk_state,
+    )
+    return final_states, chunk_states
+
+
+def _chunk_scan_varlen_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    p = _varlen_problem(*args)
+    _supported(p, args[0])
+    return _varlen_outputs(p, args)
+
+
+def _inplace_problem(*args: Any) -> Problem:
+    *tensors, out = args
+    return problem.varlen_inplace(
+        *tensors[:8],
+        has_initial_state=tensors[8],
+        pad_slot_id=tensors[9],
+        **_keywords(tuple(tensors[10:])),
+        out=out,
+    )
+
+
+def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
+    p = _inplace_problem(*args)
+    x, dt, A, B, C, ssm_pool, cache_indices, query_start_loc, has_initial_state, pad_slot_id = args[:10]
+    out = args[-1]
+    sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
+    has_tokens = [stop > start for start, stop in zip(sequences.starts, sequences.stops, strict=True)]
+    slots = live_slots("cache_indices", cache_indices, pad_slot_id, ssm_pool.shape[0], has_tokens)
+    _refuse_overlap(out, (ssm_pool, *args[:-1]))
+    started = [False] * len(slots) if has_initial_state is None else has_initial_state.tolist()
+
+    def initial(ids: list[int]) -> Tensor | None:
+        reading = [(i, slots[s]) for i, s in enumerate(ids) if started[s] and slots[s] is not None]
+        if not reading:
+            return None
+        found = torch.zeros(len(ids), *p.state_shape, dtype=p.compute_dtype)
+        found[[i for i, _ in reading]] = ssm_pool[[slot for _, slot in reading]].to(p.compute_dtype)
+        return found
+
+    def final(ids: list[int], states: Tensor) -> None:
+        writing = [(i, slots[s]) for i, s in enumerate(ids) if slots[s] is not None]
+        ssm_pool[[slot for _, slot in writing]] = states[[i for i, _ in writing]].to(ssm_pool.dtype)
+
+    settings = args[10:17]
+    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings), sequences, _supported(p, x), out[None], initial, final)
+
+
+def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
+    _supported(_inplace_problem(*args), args[0])
+
+
+def _update_problem(*args: Any) -> Problem:
+    return problem.state_update(*args)
+
+
+def _selective_state_update_cpu(*args: Any) -> None:
+    p = _update_problem(*args)
+    state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, out = args
+    slots = None
+    if state_batch_indices is not None:
+        slots = live_slots("state_batch_indices", state_batch_indices, pad_slot_id, state.shape[0], [True] * p.batch)
+    _refuse_overlap(out, args[:-1])
+    cpu.state_update(_supported(p, x), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
+
+
+def _selective_state_update_fake(*args: Any) -> None:
+    _supported(_update_problem(*args), args[1])
+
+
+def _refuse_overlap(out: Tensor, inputs: tuple[Any, ...]) -> None:
+    """`out` is written while the inputs are still read."""
+    for tensor in inputs:
+        if isinstance(tensor, Tensor) and torch._C._is_alias_of(out, tensor) and tensor.numel() and out.numel():
+            low, high = _span(tensor)
+            first, last = _span(out)
+            if low < last and first < high:
+                raise ShapeError("out shares memory with an input, expected memory of its own; pass a fresh tensor.")
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+
+
+_register("chunk_scan_varlen", _chunk_scan_varlen_cpu, _chunk_scan_varlen_fake)
+_register("chunk_scan_varlen_inplace", _chunk_scan_varlen_inplace_cpu, _chunk_scan_varlen_inplace_fake)
+_register("selective_state_update", _selective_state_update_cpu, _selective_state_update_fake)

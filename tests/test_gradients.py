@@ -1,0 +1,158 @@
+"""Gradients of both chunk scans with respect to every float input, through y and every returned state."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cute_ssd
+from cute_ssd import reference
+
+from .common import extras, inputs
+
+NAMES = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states")
+
+
+def leaves(made: dict[str, Any]) -> dict[str, Tensor]:
+    return {n: t.detach().requires_grad_() for n, t in made.items() if isinstance(t, Tensor) and t.is_floating_point()}
+
+
+@pytest.mark.parametrize("D_per_channel", [False, True])
+@pytest.mark.parametrize("softplus", [False, True])
+@pytest.mark.parametrize("seqlen", [1, 3, 67])
+def test_gradcheck_combined(device: str, seqlen: int, softplus: bool, D_per_channel: bool) -> None:
+    made = inputs(2, seqlen, 2, 2, 1, 3, dtype=torch.float64, device=device)
+    kwargs = extras(made, D_per_channel)
+    if not softplus:
+        kwargs.update(dt_softplus=False, dt_limit=(-10.0, 10.0))
+    floats = leaves({**made, **kwargs})
+    fixed = {n: v for n, v in kwargs.items() if n not in floats}
+
+    def call(*values: Tensor) -> tuple[Tensor, ...]:
+        return cute_ssd.mamba_chunk_scan_combined(
+            **dict(zip(floats, values, strict=True)), **fixed, chunk_size=64, return_final_states=True
+        )
+
+    assert torch.autograd.gradcheck(call, tuple(floats.values()), fast_mode=seqlen > 3)
+
+
+@pytest.mark.parametrize("seqlen", [2, 130])
+def test_gradcheck_ssd(device: str, seqlen: int) -> None:
+    made = inputs(2, seqlen, 4, 3, 2, 2, dtype=torch.float64, device=device)
+    kwargs = extras(made)
+    floats = leaves(
+        {
+            "x": made["x"],
+            "log_decay": -torch.rand(2, 4, seqlen, dtype=torch.float64),
+            "B": made["B"],
+            "C": made["C"],
+            **{n: kwargs[n] for n in ("D", "z", "initial_states")},
+        }
+    )
+
+    def call(*values: Tensor) -> tuple[Tensor, ...]:
+        return cute_ssd.ssd_chunk_scan(*values, return_final_states=True)
+
+    assert torch.autograd.gradcheck(call, tuple(floats.values()), fast_mode=seqlen > 3)
+
+
+@pytest.mark.parametrize("how", ["seq_idx", "cu_seqlens"])
+def test_gradcheck_sequences(device: str, how: str) -> None:
+    made = inputs(1, 70, 2, 2, 1, 3, dtype=torch.float64, device=device)
+    kwargs = extras(made)
+    floats = leaves({**made, **kwargs})
+    fixed = {n: v for n, v in kwargs.items() if n not in floats}
+    if how == "seq_idx":
+        fixed["seq_idx"] = (torch.arange(70)[None] // 30).int()
+    else:
+        fixed.update(cu_seqlens=torch.tensor([0, 5, 5, 68], dtype=torch.int32), return_varlen_states=True)
+
+    def call(*values: Tensor) -> tuple[Tensor, ...]:
+        return cute_ssd.mamba_chunk_scan_combined(
+            **dict(zip(floats, values, strict=True)), **fixed, chunk_size=64, return_final_states=True
+        )
+
+    assert torch.autograd.gradcheck(call, tuple(floats.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch, nheads", [(3, 4), (1, 150)])
+def test_against_autograd_of_the_recurrence(device: str, batch: int, nheads: int, dtype: torch.dtype) -> None:
+    made = inputs(batch, 150, nheads, 8, 2, 16, dtype=dtype, device=device)
+    kwargs = extras(made)
+    dy, dfinal = torch.randn_like(made["x"]), torch.randn_like(kwargs["initial_states"])
+
+    def gradients(wide: bool) -> dict[str, Tensor]:
+        floats = leaves({**made, **kwargs})
+        fixed = {n: v for n, v in kwargs.items() if n not in floats}
+        if wide:
+            y, final, _ = reference.mamba_chunk_scan_combined(**floats, **fixed)
+        else:
+            y, final = cute_ssd.mamba_chunk_scan_combined(**floats, **fixed, chunk_size=64, return_final_states=True)
+        torch.autograd.backward((y, final), (dy.to(y.dtype), dfinal.to(final.dtype)))
+        return {n: t.grad for n, t in floats.items() if t.grad is not None}
+
+    ours, true = gradients(False), gradients(True)
+    assert set(ours) == set(NAMES) == set(true)
+    for name, grad in ours.items():
+        assert grad.dtype == {**made, **kwargs}[name].dtype
+        error = (grad.double() - true[name].double()).norm() / true[name].double().norm()
+        assert error <= (1e-5 if grad.dtype == torch.float32 else 8e-3), name
+
+
+def test_only_some_inputs(device: str) -> None:
+    made = inputs(device=device)
+    B = made["B"].requires_grad_()
+    cute_ssd.mamba_chunk_scan_combined(**{**made, "B": B}, chunk_size=64).sum().backward()
+    assert B.grad is not None and made["x"].grad is None
+
+
+def test_no_nan_from_masked_exponentials(device: str) -> None:
+    """Above the diagonal exp(difference) would overflow (reports A2, A4)."""
+    made = inputs(1, 200, dtype=torch.bfloat16, device=device)
+    made["dt"], made["A"] = torch.full_like(made["dt"], 10.0), torch.full_like(made["A"], -16.0)
+    floats = leaves(made)
+    y, final = cute_ssd.mamba_chunk_scan_combined(**floats, chunk_size=50, return_final_states=True)
+    (y.float().sum() + final.sum()).backward()
+    assert torch.isfinite(y).all()
+    for name, t in floats.items():
+        assert t.grad is not None and torch.isfinite(t.grad).all(), name
+
+
+def test_memory_is_linear_in_the_sequence(device: str) -> None:
+    """Saved for the backward are the inputs alone, whatever the length."""
+    made = inputs(1, 512, device=device)
+    saved: list[int] = []
+
+    def pack(t: Tensor) -> Tensor:
+        saved.append(t.numel())
+        return t
+
+    floats = leaves(made)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        cute_ssd.mamba_chunk_scan_combined(**floats, chunk_size=64)
+    assert sum(saved) == sum(t.numel() for t in floats.values())
+
+
+def test_inference_functions_refuse(device: str) -> None:
+    made = inputs(1, 10, device=device)
+    packed = {n: t[0] if n != "A" else t for n, t in made.items()}
+    packed["x"].requires_grad_()
+    offsets = torch.tensor([0, 10], dtype=torch.int32)
+    pool = torch.zeros(1, 4, 8, 16)
+    slots = torch.zeros(1, dtype=torch.int32)
+    step = {n: t[:, 0] if n != "A" else t for n, t in made.items()}
+    step["x"] = step["x"].detach().requires_grad_()
+    calls = [
+        lambda: cute_ssd.mamba_chunk_scan_varlen(**packed, query_start_loc=offsets),
+        lambda: cute_ssd.mamba_chunk_scan_varlen_inplace(
+            **packed, query_start_loc=offsets, ssm_pool=pool, cache_indices=slots
+        ),
+        lambda: cute_ssd.selective_state_update(state=pool, **step),
+    ]
+    for call in calls:
+        with pytest.raises(cute_ssd.UnsupportedError, match="no_grad"):
+            call()
+        with torch.no_grad():
+            call()

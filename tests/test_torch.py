@@ -1,0 +1,161 @@
+"""As torch sees the operators: opcheck, torch.compile, fake and meta tensors."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import cute_ssd
+
+from .common import extras, inputs, packed
+
+OPCHECK = torch.library.opcheck
+
+
+def scan_args(flags: tuple[bool, ...], seqlen: int = 9) -> list[Any]:
+    D, z, bias, start, packs, ids = flags
+    made = inputs(1 if packs else 2, seqlen, 2, 2, 1, 3)
+    more = extras(made)
+    offsets = torch.tensor([0, 4, seqlen], dtype=torch.int32) if packs else None
+    seq_idx = (torch.arange(seqlen)[None].expand(made["x"].shape[0], -1) >= 4).int() if ids else None
+    floats = [made["x"], made["dt"], made["A"], None, made["B"], made["C"]]
+    floats += [more["D"] if D else None, more["z"] if z else None, more["dt_bias"] if bias else None]
+    floats += [more["initial_states"] if start else None]
+    floats = [None if t is None else t.detach().requires_grad_() for t in floats]
+    return [*floats, seq_idx, offsets, 64, bias, 0.0, 1.0, start, packs, None]
+
+
+@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=6)))
+def test_opcheck_chunk_scan(flags: tuple[bool, ...]) -> None:
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    OPCHECK(torch.ops.cute_ssd.chunk_scan.default, tuple(scan_args(flags)), test_utils=tests)
+
+
+@pytest.mark.parametrize("flags", [(True,) * 6, (False,) * 6, (True, False, True, False, True, False)])
+def test_opcheck_chunk_scan_with_aot_dispatch(flags: tuple[bool, ...]) -> None:
+    OPCHECK(torch.ops.cute_ssd.chunk_scan.default, tuple(scan_args(flags)))
+
+
+def test_opcheck_log_decay_and_backward() -> None:
+    args = scan_args((True,) * 4 + (False,) * 2)
+    args[1:4] = [None, None, -torch.rand(2, 2, 9).requires_grad_()]
+    args[8], args[13] = None, False
+    OPCHECK(torch.ops.cute_ssd.chunk_scan.default, tuple(args))
+    plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in args[:16]]
+    dfinal = torch.randn(2, 2, 2, 3)
+    OPCHECK(torch.ops.cute_ssd.chunk_scan_backward.default, (torch.randn(2, 9, 2, 2), dfinal, None, *plain))
+
+
+@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=5)))
+def test_opcheck_varlen(flags: tuple[bool, ...]) -> None:
+    D, z, start, finals, chunks = flags
+    made = inputs(1, 9, 2, 2, 1, 3)
+    more = extras(made)
+    p = packed({**made, **more})
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+    states = torch.randn(2, 2, 2, 3) if start else None
+    args = (p["x"], p["dt"], p["A"], p["B"], p["C"], offsets, 4, p["D"] if D else None, p["z"] if z else None)
+    args += (p["dt_bias"], True, 0.0, 1.0, states, None, finals, chunks, None, torch.zeros(9, 2, 2))
+    OPCHECK(torch.ops.cute_ssd.chunk_scan_varlen.default, args)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_opcheck_pool_and_decode(started: bool) -> None:
+    made = inputs(1, 9, 2, 2, 1, 3)
+    p = packed(made)
+    offsets, slots = torch.tensor([0, 4, 9], dtype=torch.int32), torch.tensor([2, 0], dtype=torch.int32)
+    flags = torch.tensor([True, False]) if started else None
+    args = (p["x"], p["dt"], p["A"], p["B"], p["C"], torch.randn(3, 2, 2, 3), slots, offsets, flags, -1)
+    args += (64, None, None, None, True, 0.0, 1.0, torch.zeros(9, 2, 2))
+    OPCHECK(torch.ops.cute_ssd.chunk_scan_varlen_inplace.default, args)
+    step = (torch.randn(3, 2, 2, 3), p["x"][:2], p["dt"][:2], p["A"], p["B"][:2], p["C"][:2])
+    step += (None, None, None, True, slots if started else None, -1, torch.zeros(2, 2, 2))
+    if not started:
+        step = (step[0][:2].clone(), *step[1:])
+    OPCHECK(torch.ops.cute_ssd.selective_state_update.default, step)
+
+
+def count_compiles(function: Callable[..., Any], calls: list[dict[str, Any]]) -> int:
+    """Graphs that torch.compile(fullgraph, dynamic) made for these calls; checks each result against eager."""
+    torch._dynamo.reset()
+    graphs = 0
+
+    def backend(gm: torch.fx.GraphModule, example: list[Any]) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return gm.forward
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
+    for call in calls:
+        eager = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in call.items()}
+        torch.testing.assert_close(compiled(**call), function(**eager))
+        torch.testing.assert_close(call, eager)
+    return graphs
+
+
+def test_compile_scan_once_for_all_lengths() -> None:
+    calls = [{**inputs(2, n), "chunk_size": 64, "return_final_states": True} for n in (20, 30, 40, 200)]
+    assert count_compiles(cute_ssd.mamba_chunk_scan_combined, calls) == 1
+
+
+def test_compile_ssd_once_for_all_lengths() -> None:
+    calls = []
+    for n in (20, 30, 40):
+        made = inputs(2, n)
+        calls.append({"x": made["x"], "log_decay": -torch.rand(2, 4, n), "B": made["B"], "C": made["C"]})
+    assert count_compiles(cute_ssd.ssd_chunk_scan, calls) == 1
+
+
+def test_compile_varlen_and_pool_once_for_all_lengths() -> None:
+    calls = []
+    for n in (20, 30, 40):
+        p = packed(inputs(1, n))
+        calls.append({**p, "query_start_loc": torch.tensor([0, 7, n], dtype=torch.int32), "return_final_states": True})
+    assert count_compiles(cute_ssd.mamba_chunk_scan_varlen, calls) == 1
+    for call in calls:
+        del call["return_final_states"]
+        call.update(ssm_pool=torch.randn(5, 4, 8, 16), cache_indices=torch.tensor([4, 2], dtype=torch.int32))
+    assert count_compiles(cute_ssd.mamba_chunk_scan_varlen_inplace, calls) == 1
+
+
+def test_compile_decode_once_for_all_batches() -> None:
+    calls = []
+    for n in (2, 3, 5):
+        step = {name: t[:, 0] if name != "A" else t for name, t in inputs(n, 1).items()}
+        calls.append({**step, "state": torch.randn(n, 4, 8, 16)})
+    assert count_compiles(cute_ssd.selective_state_update, calls) == 1
+
+
+def test_compile_with_gradients() -> None:
+    torch._dynamo.reset()
+    made = inputs(2, 30)
+
+    def loss(**kwargs: Any) -> torch.Tensor:
+        y, final = cute_ssd.mamba_chunk_scan_combined(**kwargs, chunk_size=64, return_final_states=True)
+        return y.square().sum() + final.sum()
+
+    grads = []
+    for function in (loss, torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")):
+        floats = {n: t.clone().requires_grad_() for n, t in made.items()}
+        function(**floats).backward()
+        grads.append([t.grad for t in floats.values()])
+    torch.testing.assert_close(*grads)
+
+
+def test_meta_tensors_give_shapes() -> None:
+    made = {n: t.to("meta") for n, t in inputs(2, 30).items()}
+    y, final = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, return_final_states=True)
+    assert y.shape == (2, 30, 4, 8) and final.shape == (2, 4, 8, 16) and y.is_meta
+
+
+@pytest.mark.parametrize("kind", ["cuda"])
+def test_cuda_is_refused_openly(kind: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(cute_ssd.UnsupportedError, match="CPU"):
+        made = {
+            n: torch.empty(t.shape, dtype=t.dtype, device=kind) for n, t in inputs(2, 30).items()
+        }
+        cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64)

@@ -1,0 +1,170 @@
+"""Packed sequences, chunk states and the in-place pool."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cute_ssd
+from cute_ssd import reference
+
+from .common import DTYPES, check, extras, inputs, packed
+
+LENGTHS = [[100], [1] * 7, [37, 0, 1, 62], [0, 0, 64, 64, 65, 0], [5, 1, 17, 2], [130, 3, 130, 3]]
+
+
+def problem(lengths: list[int], dtype: torch.dtype = torch.float32, device: str = "cpu", spare: int = 0) -> tuple[dict[str, Any], Tensor]:
+    """Arguments of `mamba_chunk_scan_varlen` for sequences of these lengths and `spare` tokens behind them."""
+    made = inputs(1, sum(lengths) + spare, dtype=dtype, device=device)
+    more = extras(made)
+    del more["initial_states"]
+    arguments = packed({**made, **more})
+    arguments["query_start_loc"] = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    start = torch.randn(len(lengths), 4, 8, 16, device=device)
+    return arguments, start
+
+
+def truth(arguments: dict[str, Any], start: Tensor | None, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    return reference.mamba_chunk_scan_varlen(**arguments, initial_states=start, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_against_recurrence(device: str, lengths: list[int], dtype: torch.dtype) -> None:
+    arguments, start = problem(lengths, dtype, device)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    y, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start, return_final_states=True)
+    for got, true, eager in zip((y, final), truth(arguments, start), truth(arguments, start, wide), strict=True):
+        check(got, true, eager)
+    empty = [s for s, length in enumerate(lengths) if length == 0]
+    assert torch.equal(final[empty], start[empty].to(final.dtype))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_one_by_one_bit_for_bit(device: str, lengths: list[int]) -> None:
+    """A sequence's bits do not depend on its neighbours, not even on NaN in them."""
+    arguments, start = problem(lengths, device=device)
+    y, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start, return_final_states=True)
+    bounds = arguments["query_start_loc"].tolist()
+    for s, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        alone = {n: t[low:high] if n in ("x", "dt", "B", "C", "z") else t for n, t in arguments.items()}
+        alone["query_start_loc"] = torch.tensor([0, high - low], dtype=torch.int32, device=device)
+        y_s, final_s = cute_ssd.mamba_chunk_scan_varlen(
+            **alone, initial_states=start[s : s + 1], return_final_states=True
+        )
+        assert torch.equal(y[low:high], y_s) and torch.equal(final[s], final_s[0])
+        dirty = {n: t.clone() if isinstance(t, Tensor) else t for n, t in arguments.items()}
+        for name in ("x", "dt", "B", "C", "z"):
+            dirty[name][:low] = float("nan")
+            dirty[name][high:] = float("nan")
+        others = start.clone()
+        others[:s], others[s + 1 :] = float("nan"), float("nan")
+        y_n, final_n = cute_ssd.mamba_chunk_scan_varlen(**dirty, initial_states=others, return_final_states=True)
+        assert torch.equal(y_n[low:high], y_s) and torch.equal(final_n[s], final_s[0])
+
+
+def test_rows_behind_the_last_sequence(device: str) -> None:
+    arguments, start = problem([20, 30], device=device, spare=10)
+    assert (cute_ssd.mamba_chunk_scan_varlen(**arguments)[50:] == 0).all()
+    out = torch.full_like(arguments["x"], 7.0)
+    y = cute_ssd.mamba_chunk_scan_varlen(**arguments, out=out)
+    assert y is out and (out[50:] == 7).all()
+    assert torch.equal(out[:50], cute_ssd.mamba_chunk_scan_varlen(**arguments)[:50])
+
+
+def test_no_sequences(device: str) -> None:
+    arguments, _ = problem([], device=device, spare=5)
+    arguments["query_start_loc"] = torch.zeros(1, dtype=torch.int32, device=device)
+    y, final, chunks = cute_ssd.mamba_chunk_scan_varlen(
+        **arguments, return_final_states=True, return_chunk_states=True
+    )
+    assert (y == 0).all() and final.shape == (0, 4, 8, 16) and chunks.shape == (0, 4, 8, 16)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 32, 64, 128, 1000])
+@pytest.mark.parametrize("lengths", [[100], [37, 0, 1, 62], [128, 64, 130]])
+def test_chunk_states(device: str, lengths: list[int], chunk_size: int) -> None:
+    """The state at each boundary equals that of the truncated sequence; y and final states keep their bits."""
+    arguments, start = problem(lengths, device=device)
+    plain = cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start, return_final_states=True)
+    y, final, chunks = cute_ssd.mamba_chunk_scan_varlen(
+        **arguments, initial_states=start, chunk_size=chunk_size, return_final_states=True, return_chunk_states=True
+    )
+    assert torch.equal(y, plain[0]) and torch.equal(final, plain[1])
+    assert chunks.shape == (sum(lengths) // chunk_size + len(lengths), 4, 8, 16)
+    row, bounds = 0, arguments["query_start_loc"].tolist()
+    for s, length in enumerate(lengths):
+        for end in [*range(chunk_size, length, chunk_size), *([length] if length else [])]:
+            cut = {n: t[bounds[s] : bounds[s] + end] if n in ("x", "dt", "B", "C", "z") else t for n, t in arguments.items()}
+            cut["query_start_loc"] = torch.tensor([0, end], dtype=torch.int32)
+            true, eager = truth(cut, start[s : s + 1])[1], truth(cut, start[s : s + 1], torch.float32)[1]
+            check(chunks[row : row + 1], true, eager)
+            row += 1
+    assert (chunks[row:] == 0).all()
+
+
+def test_chunk_states_at_own_boundaries(device: str) -> None:
+    arguments, start = problem([50, 0, 80], device=device)
+    own = torch.tensor([0, 3, 50, 60, 124, 130], dtype=torch.int32, device=device)
+    _, chunks = cute_ssd.mamba_chunk_scan_varlen(
+        **arguments, initial_states=start, return_chunk_states=True, cu_chunk_seqlens=own
+    )
+    assert chunks.shape[0] == 5
+    for row, (s, low, high) in enumerate([(0, 0, 3), (0, 0, 50), (2, 50, 60), (2, 50, 124), (2, 50, 130)]):
+        cut = {n: t[low:high] if n in ("x", "dt", "B", "C", "z") else t for n, t in arguments.items()}
+        cut["query_start_loc"] = torch.tensor([0, high - low], dtype=torch.int32)
+        check(chunks[row : row + 1], truth(cut, start[s : s + 1])[1], truth(cut, start[s : s + 1], torch.float32)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pool(device: str, dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
+    lengths = [37, 0, 1, 62, 5, 1]
+    arguments, _ = problem(lengths, dtype, device)
+    pool = torch.randn(12, 4, 8, 16, device=device).to(pool_dtype)
+    slots = torch.tensor([11, 3, 0, 5, -1, 7], dtype=torch.int32, device=device)
+    started = torch.tensor([True, True, False, True, True, False], device=device)
+    before = pool.clone()
+    y = cute_ssd.mamba_chunk_scan_varlen_inplace(
+        **arguments, ssm_pool=pool, cache_indices=slots, has_initial_state=started
+    )
+    start = torch.where(started[:, None, None, None], before[slots.long()].float(), 0.0)
+    start[4] = 0  # padding starts from zero
+    for got, true, eager in zip(
+        (y, pool[slots.long()][[0, 2, 3, 5]]), truth(arguments, start), truth(arguments, start, torch.float32), strict=True
+    ):
+        chosen = slice(None) if got is y else [0, 2, 3, 5]
+        check(got, true[chosen], eager[chosen])
+    untouched = [s for s in range(12) if s not in (11, 0, 5, 7)]
+    assert torch.equal(pool[untouched], before[untouched])
+
+
+def test_pool_defaults(device: str) -> None:
+    """has_initial_state None starts at zero and still writes; a NaN in an unread slot reaches nothing."""
+    arguments, _ = problem([10, 20], device=device)
+    pool = torch.full((3, 4, 8, 16), float("nan"), device=device)
+    slots = torch.tensor([2, 0], dtype=torch.int64, device=device)
+    y = cute_ssd.mamba_chunk_scan_varlen_inplace(**arguments, ssm_pool=pool, cache_indices=slots)
+    expected, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, return_final_states=True)
+    assert torch.equal(y, expected) and torch.equal(pool[[2, 0]], final) and pool[1].isnan().all()
+
+
+def test_strided_pool_and_guard_bands(device: str) -> None:
+    """The pool is a slice of a wider buffer (slot pitch); bytes around it stay."""
+    arguments, _ = problem([10, 20], device=device)
+    buffer = torch.full((4, 4 * 8 * 16 + 32), 3.0, device=device)
+    pool = buffer[1:, 16:-16].view(3, 4, 8, 16)
+    slots = torch.tensor([2, 0], dtype=torch.uint32, device=device)
+    cute_ssd.mamba_chunk_scan_varlen_inplace(**arguments, ssm_pool=pool, cache_indices=slots)
+    _, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, return_final_states=True)
+    assert torch.equal(pool[[2, 0]], final)
+    assert (buffer[0] == 3).all() and (buffer[:, :16] == 3).all() and (buffer[:, -16:] == 3).all() and (pool[1] == 3).all()
+
+
+def test_state_dtype(device: str) -> None:
+    arguments, start = problem([10, 70], device=device)
+    kwargs = {"initial_states": start, "return_final_states": True, "return_chunk_states": True, "chunk_size": 16}
+    _, final, chunks = cute_ssd.mamba_chunk_scan_varlen(**arguments, **kwargs)
+    _, final16, chunks16 = cute_ssd.mamba_chunk_scan_varlen(**arguments, **kwargs, state_dtype=torch.bfloat16)
+    assert torch.equal(final16, final.bfloat16()) and torch.equal(chunks16, chunks.bfloat16())
