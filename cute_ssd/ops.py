@@ -13,7 +13,7 @@ from torch import Tensor
 from . import cpu, problem
 from .device import Device
 from .errors import ShapeError
-from .plan import Plan, plan
+from .plan import Plan, plan, require_support
 from .problem import Problem
 from .sequences import Sequences, chunk_ends, from_offsets, live_slots, of_batch
 
@@ -57,8 +57,13 @@ def _register(name: str, cpu_impl: Callable[..., Any], fake_impl: Callable[..., 
     torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
 
 
-def _supported(problem: Problem, x: Tensor) -> Plan:
+def _plan(problem: Problem, x: Tensor) -> Plan:
     return plan(problem, Device.of(x.device))
+
+
+def _require_support(problem: Problem, x: Tensor) -> None:
+    """Without the arithmetic of a plan, which would fix the symbolic sizes that torch.compile passes."""
+    require_support(problem, Device.of(x.device))
 
 
 def _scan_problem(
@@ -168,7 +173,7 @@ def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     cpu.scan(
         _scan_inputs(p, *inputs),
         sequences,
-        _supported(p, x),
+        _plan(p, x),
         y,
         lambda ids: rows.gather(initial_states, rows.firsts, ids, p.compute_dtype),
         final if return_final_states or return_varlen_states else None,
@@ -186,7 +191,7 @@ def _chunk_scan_outputs(p: Problem, x: Tensor, finals: bool, varlen: bool) -> tu
 def _chunk_scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     *inputs, return_final_states, return_varlen_states, state_dtype = args
     p = _scan_problem(*inputs, return_varlen_states, state_dtype)
-    _supported(p, inputs[0])
+    _require_support(p, inputs[0])
     return _chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states)
 
 
@@ -231,7 +236,7 @@ def _chunk_scan_backward_cpu(
     scan_backward(
         scan_inputs,
         sequences,
-        _supported(p, x),
+        _plan(p, x),
         dy,
         lambda ids: rows.gather(initial_states, rows.firsts, ids, f),
         final_gradient,
@@ -256,7 +261,7 @@ def _chunk_scan_backward_cpu(
 def _chunk_scan_backward_fake(
     dy: Tensor, dfinal_states: Tensor | None, dvarlen_states: Tensor | None, *inputs: Any
 ) -> tuple[Tensor, ...]:
-    _supported(_scan_problem(*inputs), inputs[0])
+    _require_support(_scan_problem(*inputs), inputs[0])
     return _backward_outputs(*inputs)
 
 
@@ -338,7 +343,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     cpu.scan(
         _packed_inputs(p, *args[:5], args[6:13]),
         sequences,
-        _supported(p, x),
+        _plan(p, x),
         out[None],
         lambda ids: None if initial_states is None else initial_states[ids],
         final if return_final_states else None,
@@ -350,7 +355,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _chunk_scan_varlen_fake(*args: Any) -> tuple[Tensor, Tensor]:
     p = _varlen_problem(*args)
-    _supported(p, args[0])
+    _require_support(p, args[0])
     return _varlen_outputs(p, args)
 
 
@@ -388,11 +393,11 @@ def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
         ssm_pool[[slot for _, slot in writing]] = states[[i for i, _ in writing]].to(ssm_pool.dtype)
 
     settings = args[10:17]
-    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings), sequences, _supported(p, x), out[None], initial, final)
+    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings), sequences, _plan(p, x), out[None], initial, final)
 
 
 def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
-    _supported(_inplace_problem(*args), args[0])
+    _require_support(_inplace_problem(*args), args[0])
 
 
 def _update_problem(*args: Any) -> Problem:
@@ -406,11 +411,11 @@ def _selective_state_update_cpu(*args: Any) -> None:
     if state_batch_indices is not None:
         slots = live_slots("state_batch_indices", state_batch_indices, pad_slot_id, state.shape[0], [True] * p.batch)
     _refuse_overlap(out, args[:-1])
-    cpu.state_update(_supported(p, x), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
+    cpu.state_update(_plan(p, x), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
 
 
 def _selective_state_update_fake(*args: Any) -> None:
-    _supported(_update_problem(*args), args[1])
+    _require_support(_update_problem(*args), args[1])
 
 
 def _refuse_overlap(out: Tensor, inputs: tuple[Any, ...]) -> None:

@@ -51,14 +51,19 @@ def useful_flops(batch: int, seqlen: int, nheads: int, headdim: int, ngroups: in
     return batch * seqlen * (nheads * (4 * dstate * headdim + causal * headdim) + ngroups * causal * dstate)
 
 
-def plan(problem: Problem, device: Device) -> Plan:
-    """The plan for `problem` on `device`; raises `UnsupportedError` with every reason."""
+def require_support(problem: Problem, device: Device) -> None:
+    """Raises `UnsupportedError` with every reason why nothing runs `problem` on `device`."""
     if device.kind not in ("cpu", "meta"):
         where = f"{device.kind} tensors" + (f" ({device.arch})" if device.arch else "")
         raise UnsupportedError(
             f"{problem.function} has no kernel for {where}: cute_ssd {__version__} runs on the CPU only; "
             "pass CPU tensors (x.cpu(), ...)."
         )
+
+
+def plan(problem: Problem, device: Device) -> Plan:
+    """The plan for `problem` on `device`; raises what `require_support` raises."""
+    require_support(problem, device)
     p = problem
     if p.decode:
         heads = max(1, min(p.nheads, STATE_BLOCK_BYTES // max(1, p.state_bytes // p.nheads)))
