@@ -1,0 +1,196 @@
+"""The command line: `python -m cute_ssd info | check | explain | bench`. Heavy imports wait for the command that needs
+them, so that `info` runs where torch or cutlass is broken."""
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import __version__
+
+if TYPE_CHECKING:
+    from .suite import Outcome
+
+FUNCTIONS = (
+    "mamba_chunk_scan_combined",
+    "ssd_chunk_scan",
+    "mamba_chunk_scan_varlen",
+    "mamba_chunk_scan_varlen_inplace",
+    "selective_state_update",
+)
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit code is 0, 1 after a failed check, 2 after a request that cannot be met."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    return command(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cute_ssd", description="The Mamba-2 SSD scan.")
+    parser.add_argument("--version", action="version", version=f"cute_ssd {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=run)
+        return command
+
+    info = add("info", _info, "What is installed and what it can run.")
+    info.add_argument("--json", action="store_true", help="print JSON")
+
+    check = add("check", _check, "Run the public suite and verify each result against the recurrence.")
+    check.add_argument("--case", type=int, action="append", metavar="N", help="only this case; may be repeated")
+    check.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a kernel exists for it, else cpu")
+    check.add_argument("--seed", type=int, default=0, help="of the inputs (default 0)")
+    form = check.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--csv", action="store_true", help="print CSV")
+
+    explain = add("explain", _explain, "What a call would run and why; nothing is computed.")
+    explain.add_argument("--function", choices=FUNCTIONS, default=FUNCTIONS[0])
+    sizes = {"batch": 1, "seqlen": 2048, "nheads": 16, "headdim": 64, "ngroups": 1, "dstate": 256}
+    for name, size in sizes.items():
+        note = "; packed sequences for the varlen functions" if name == "batch" else ""
+        explain.add_argument(f"--{name}", type=int, default=size, help=f"default {size}{note}")
+    explain.add_argument("--dtype", choices=DTYPES, default="bf16", help="of x, B and C (default bf16)")
+    explain.add_argument("--arch", default="cpu", help="cpu (default) or a GPU architecture such as sm_100a")
+
+    bench = add("bench", _bench, "Measure speed as ratios, both sides in one run, beside the goals.")
+    bench.add_argument("--cpu", action="store_true", required=True, help="the CPU backend")
+    bench.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from . import info
+
+    described = info.describe()
+    print(json.dumps(described, indent=2) if arguments.json else info.text(described))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    import torch
+    from tqdm import tqdm
+
+    from . import suite
+
+    try:
+        chosen = suite.cases(arguments.case)
+    except ValueError as error:
+        return _refuse(error)
+    device, note = (arguments.device, "") if arguments.device else suite.best_device()
+    if device == "cuda" and not torch.cuda.is_available():
+        return _refuse("device is cuda, but torch finds no CUDA device; pass --device cpu.")
+    if note:
+        print(note, file=sys.stderr)
+    table = not (arguments.json or arguments.csv)
+    if table:
+        print(_row("case", "batch", "seqlen", "device", "time", "max error", "matched", "result"))
+    outcomes = []
+    # disable=None: only where stderr is a terminal.
+    with tqdm(total=len(chosen), unit="case", disable=None, leave=False, file=sys.stderr) as bar:
+        for outcome in suite.check(chosen, device, arguments.seed):
+            outcomes.append(outcome)
+            bar.update()
+            if table:
+                with bar.external_write_mode(file=sys.stdout):
+                    print(_outcome_row(outcome))
+    passed = sum(outcome.passed for outcome in outcomes)
+    if arguments.json:
+        report = {"device": device, "note": note, "passed": passed, "cases": [_as_dict(o) for o in outcomes]}
+        print(json.dumps(report, indent=2))
+    elif arguments.csv:
+        writer = csv.DictWriter(sys.stdout, list(_as_dict(outcomes[0])), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_as_dict(outcome) for outcome in outcomes)
+    else:
+        print(f"{passed} of {len(outcomes)} cases passed on {device}")
+    return 0 if passed == len(outcomes) else 1
+
+
+def _row(*cells: str) -> str:
+    widths = (4, 5, 6, 6, 11, 10, 8, 6)
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def _outcome_row(o: "Outcome") -> str:
+    measured = (
+        "-" if o.us is None else f"{o.us:.0f} us",
+        "-" if o.max_error is None else f"{o.max_error:.4g}",
+        "-" if o.matched is None else f"{o.matched:.4%}",
+    )
+    row = _row(str(o.case), str(o.batch), str(o.seqlen), o.device, *measured, "pass" if o.passed else "FAIL")
+    return f"{row}  {o.message}" if o.message else row
+
+
+def _as_dict(o: "Outcome") -> dict[str, Any]:
+    """With the keys of the published form; JSON has no NaN."""
+    values = {"pass" if name == "passed" else name: value for name, value in o._asdict().items()}
+    return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    import cute_ssd
+
+    try:
+        args, kwargs = _meta_call(arguments)
+        plan = cute_ssd.explain(getattr(cute_ssd, arguments.function), *args, arch=arguments.arch, **kwargs)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return _refuse(error)
+    print(plan)
+    return 0
+
+
+def _meta_call(a: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of the function without data: sizes and dtypes are all that a plan reads."""
+    import torch
+
+    for name in ("batch", "seqlen", "nheads", "headdim", "ngroups", "dstate"):
+        if getattr(a, name) < (0 if name in ("batch", "seqlen") else 1):
+            raise ValueError(f"{name} is {getattr(a, name)}, expected a positive number; pass --{name} with one.")
+    dtype = getattr(torch, DTYPES[a.dtype])
+
+    def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    packed, decode = "varlen" in a.function, a.function == "selective_state_update"
+    tokens = (a.batch * a.seqlen,) if packed else (a.batch,) if decode else (a.batch, a.seqlen)
+    x = empty(*tokens, a.nheads, a.headdim, of=dtype)
+    B = empty(*tokens, a.ngroups, a.dstate, of=dtype)
+    state = empty(a.batch, a.nheads, a.headdim, a.dstate)
+    if a.function == "ssd_chunk_scan":
+        return [x, empty(a.batch, a.nheads, a.seqlen), B, B], {}
+    call = [x, empty(*tokens, a.nheads), empty(a.nheads), B, B]
+    if decode:
+        return [state, *call], {}
+    offsets, slots = empty(a.batch + 1, of=torch.int32), empty(a.batch, of=torch.int32)
+    if a.function == "mamba_chunk_scan_varlen":
+        return [*call, offsets], {}
+    if packed:
+        return [*call, state, slots, offsets], {}
+    return call, {"chunk_size": 256}
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from . import bench
+
+    figures = bench.run(table=not arguments.json)
+    if arguments.json:
+        print(json.dumps({"figures": [figure._asdict() | {"met": figure.met} for figure in figures]}, indent=2))
+    return 0
+
+
+def _refuse(reason: object) -> int:
+    print(reason, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
