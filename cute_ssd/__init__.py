@@ -50,6 +50,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "compat":
+        return import_module(".compat", __name__)
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'cute_ssd' has no attribute {name!r}; public names are {', '.join(__all__)}")

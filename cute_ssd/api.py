@@ -315,9 +315,7 @@ def selective_state_update(
         )
         return y
     y = x.new_empty(x.shape) if out is None else out
-    _selective_state_update(
-        state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, y
-    )
+    _selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, y)
     return y
 
 
@@ -336,7 +334,9 @@ def explain(function: Callable[..., Any], *args: Any, arch: str | None = None, *
     return plan(problem, Device.of(x.device) if arch is None else Device.from_arch(arch))  # type: ignore[union-attr]
 
 
-def _ssd_problem(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, *args: Any, chunk_size: int = 256, **kwargs: Any) -> Any:
+def _ssd_problem(
+    x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, *args: Any, chunk_size: int = 256, **kwargs: Any
+) -> Any:
     names = ("D", "z", "initial_states")
     kwargs.update(zip(names, args, strict=False))
     return _problem.chunk_scan(x, None, None, B, C, chunk_size, log_decay=log_decay, **kwargs)

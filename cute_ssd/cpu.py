@@ -14,6 +14,9 @@ Note [Decays]: dA_cumsum is summed and subtracted in fp64, since after one huge 
 small ones; the differences are rounded to the compute dtype before exp. A decay below tiny/eps of that dtype
 becomes 0, so that no product is denormal (those cost a hundred times a normal one), and steps below DECAY_FLOOR are
 raised to it (their exp is 0 either way), so that -inf cannot make inf - inf.
+
+Note [Two tokens]: a tile of one token would make its products matrix-vector ones, whose bits depend in BLAS on how many
+there are in the call. `load` adds a token of zeros, which changes neither state nor output.
 """
 
 import math
@@ -30,6 +33,10 @@ from .sequences import Sequences
 __all__ = ["DECAY_FLOOR", "TILE", "Inputs", "scan", "state_update", "useful_flops"]
 
 DECAY_FLOOR = -1000.0
+
+
+# Rows and tokens of a (batch, seqlen, ...) tensor.
+Index = tuple[slice | Tensor, slice | Tensor]
 
 
 class Inputs(NamedTuple):
@@ -84,7 +91,7 @@ class Window(NamedTuple):
             return cls(slice(rows[0], rows[0] + len(ids)), starts[0])
         return cls(torch.tensor(rows)[:, None], torch.tensor(starts)[:, None])
 
-    def index(self, t0: int, t1: int) -> tuple[slice | Tensor, slice | Tensor]:
+    def at(self, t0: int, t1: int) -> Index:
         if isinstance(self.starts, int):
             return self.rows, slice(self.starts + t0, self.starts + t1)
         return self.rows, self.starts + torch.arange(t0, t1)
@@ -118,6 +125,7 @@ class Tiles(NamedTuple):
     from_start: Tensor  # (K, n, H, Q) = exp(dA_cumsum)
     to_end: Tensor  # (K, n, H, Q) = exp(dA_cumsum[last] - dA_cumsum)
     dt: Tensor | None  # (K, n, H, Q) after bias, softplus and limit; None with log_decay
+    tokens: int  # K Q, or 1 where a second token of zeros was added
 
     def by_group(self, t: Tensor) -> Tensor:
         """(K, n, H, Q, P) -> (K, n, G, Q, R, P), a view."""
@@ -160,7 +168,7 @@ def scan(
                 tiles = load(part, window, t0, K, Q, workspace)
                 done = final is None and t0 + K * Q == length and not ends
                 products, state = _pass_states(tiles, state, done, t0, at_ends, workspace)
-                where = window.index(t0, t0 + K * Q)
+                where = window.at(t0, t0 + K * Q)
                 _write(part, where, tiles, products, y[:, :, h0:h1], workspace)
             if final is not None:
                 stops.append(_zeros(inputs, len(ids), h1 - h0) if state is None else state)
@@ -206,17 +214,19 @@ def steps(length: int, tiles: int) -> Iterator[tuple[int, int, int]]:
 
 def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Workspace) -> Tiles:
     """Reads K tiles of Q tokens from token t0 of each sequence and computes everything that needs no state."""
-    where, f = window.index(t0, t0 + K * Q), inputs.dtype
-    x = inputs.x[where]
+    where, f = window.at(t0, t0 + K * Q), inputs.dtype
+    x = _two_tokens(inputs.x[where])
+    dt, dA = (None if t is None else _two_tokens(t) for t in discretise(inputs, where))
+    tokens, Q = K * Q, max(Q, 2)
     n, _, H, P = x.shape
     if x.dtype != f:
         x = workspace.empty("x", n, K * Q, H, P).copy_(x)
     x = x.view(n, K, Q, H, P).permute(1, 0, 3, 2, 4)
-    dt, dA = discretise(inputs, where, n, K, Q)
-    dA_cumsum = dA.clamp(min=DECAY_FLOOR).cumsum(3)
+    dt, dA = (None if t is None else t.view(n, K, Q, H).permute(1, 0, 3, 2).contiguous() for t in (dt, dA))
+    dA_cumsum = dA.clamp(min=DECAY_FLOOR).cumsum(3)  # type: ignore[union-attr]
     G, N = inputs.B.shape[2:]
     B, C = (
-        workspace.empty(name, K, n, G, Q, N).copy_(t[where].unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4))
+        workspace.empty(name, K, n, G, Q, N).copy_(_two_tokens(t[where]).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4))
         for name, t in (("B", inputs.B), ("C", inputs.C))
     )
     scores = torch.bmm(C.view(-1, Q, N), B.view(-1, Q, N).transpose(1, 2)).tril_().view(K, n, G, Q, Q)
@@ -228,27 +238,24 @@ def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Wor
     else:
         torch.mul(x, dt[..., None], out=dx)
     to_end = _exp((dA_cumsum[..., -1:] - dA_cumsum).to(f))
-    return Tiles(x, dx, B, C, scores, decay, dA_cumsum, _exp(dA_cumsum.to(f)), to_end, dt)
+    return Tiles(x, dx, B, C, scores, decay, dA_cumsum, _exp(dA_cumsum.to(f)), to_end, dt, tokens)
 
 
-def discretise(
-    inputs: Inputs, where: tuple[slice | Tensor, slice | Tensor], n: int, K: int, Q: int
-) -> tuple[Tensor | None, Tensor]:
-    """(dt after bias, softplus and limit in the compute dtype, dA = dt A in fp64), both (K, n, H, Q)."""
+def _two_tokens(t: Tensor) -> Tensor:
+    """(n, tokens, ...) with a token of zeros behind a single one; see Note [Two tokens]."""
+    return t if t.shape[1] > 1 else torch.cat((t, torch.zeros_like(t)), 1)
 
-    def tiles(t: Tensor) -> Tensor:
-        return t.view(n, K, Q, -1).permute(1, 0, 3, 2)
 
+def discretise(inputs: Inputs, where: Index) -> tuple[Tensor | None, Tensor]:
+    """(dt after bias, softplus and limit in the compute dtype, dA = dt A in fp64), both (n, tokens, H)."""
     if inputs.log_decay is not None:
-        return None, tiles(inputs.log_decay[where].double().contiguous())
+        return None, inputs.log_decay[where].double().contiguous()
     dt = raw_dt(inputs, where)
-    if inputs.dt_softplus:
-        dt = softplus(dt)
-    dt = tiles(dt.clamp_(*inputs.dt_limit) if inputs.dt_softplus else dt.clamp(*inputs.dt_limit)).contiguous()
-    return dt, dt.double() * inputs.A.double()[:, None]  # type: ignore[union-attr]
+    dt = (softplus(dt) if inputs.dt_softplus else dt).clamp(*inputs.dt_limit)
+    return dt, dt.double() * inputs.A.double()  # type: ignore[union-attr]
 
 
-def raw_dt(inputs: Inputs, where: tuple[slice | Tensor, slice | Tensor]) -> Tensor:
+def raw_dt(inputs: Inputs, where: Index) -> Tensor:
     """dt + dt_bias in the compute dtype, (n, tokens, H) contiguous."""
     dt = inputs.dt[where].to(inputs.dtype).contiguous()  # type: ignore[index]
     return dt if inputs.dt_bias is None else dt + inputs.dt_bias.to(inputs.dtype)
@@ -270,7 +277,7 @@ def _exp(difference: Tensor) -> Tensor:
     info = torch.finfo(difference.dtype)
     smallest = info.tiny / info.eps
     difference.clamp_(min=math.log(smallest) - 1).exp_()
-    return torch.nn.functional.threshold_(difference, smallest, 0.0)
+    return torch.threshold_(difference, smallest, 0.0)
 
 
 def _pass_states(
@@ -344,17 +351,18 @@ def output(tiles: Tiles, products: list[Tensor | None], out: Tensor, workspace: 
 
 def _write(
     inputs: Inputs,
-    where: tuple[slice | Tensor, slice | Tensor],
+    where: Index,
     tiles: Tiles,
     products: list[Tensor | None],
     y: Tensor,
     workspace: Workspace,
 ) -> None:
     """y[where] = the output of the tiles with the skip D x and the gate z applied."""
-    direct = y.dtype == inputs.dtype and isinstance(where[0], slice)
     K, n, H, Q, P = tiles.dx.shape
+    direct = y.dtype == inputs.dtype and isinstance(where[0], slice) and tiles.tokens == K * Q
     result = y[where] if direct else workspace.empty("y", n, K * Q, H, P)
     output(tiles, products, result, workspace)
+    result = result[:, : tiles.tokens]
     if inputs.D is not None:
         D = inputs.D.to(inputs.dtype)
         result.addcmul_(inputs.x[where].to(inputs.dtype), D[:, None] if D.ndim == 1 else D)

@@ -17,7 +17,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cpu import Inputs, InitialStates, Tiles, Window, Workspace, _pass_states, load, output, raw_dt, steps
+from .cpu import (
+    Index,
+    InitialStates,
+    Inputs,
+    Tiles,
+    Window,
+    Workspace,
+    _pass_states,
+    _two_tokens,
+    load,
+    output,
+    raw_dt,
+    steps,
+)
 from .plan import Plan
 from .sequences import Sequences
 
@@ -61,7 +74,9 @@ def scan_backward(
     for _, ids in sequences.by_length():
         for i in range(0, len(ids), plan.rows):
             some = ids[i : i + plan.rows]
-            dstate = _backward_of(inputs, Window.over(sequences, some), some, sequences, plan, dy, initial, final_gradient, grads)
+            dstate = _backward_of(
+                inputs, Window.over(sequences, some), some, sequences, plan, dy, initial, final_gradient, grads
+            )
             if dinitial is not None and dstate is not None:
                 dinitial[some] = dstate
 
@@ -90,13 +105,13 @@ def _backward_of(
     for step, before in reversed(kept):
         t0, K, Q = step
         tiles = load(inputs, window, t0, K, Q, workspace)
-        dstate = _backward_of_step(inputs, window.index(t0, t0 + K * Q), tiles, before, dy, dstate, grads, workspace)
+        dstate = _backward_of_step(inputs, window.at(t0, t0 + K * Q), tiles, before, dy, dstate, grads, workspace)
     return dstate
 
 
 def _backward_of_step(
     inputs: Inputs,
-    where: tuple[slice | Tensor, slice | Tensor],
+    where: Index,
     tiles: Tiles,
     state: Tensor | None,
     dy: Tensor,
@@ -119,10 +134,10 @@ def _backward_of_step(
     dB, dC = dscores.transpose(3, 4) @ tiles.C, dscores @ tiles.B
     dstate = _state_backward(tiles, state, g, dstate, dcumsum, ddx, dB, dC, workspace)
 
-    grads.B[where] = _tokens(dB)
-    grads.C[where] = _tokens(dC)
+    grads.B[where] = _tokens(dB, tiles)
+    grads.C[where] = _tokens(dC, tiles)
     dx = ddx if tiles.dt is None else ddx * tiles.dt[..., None]
-    grads.x[where] += _tokens(dx)
+    grads.x[where] += _tokens(dx, tiles)
     dA = dcumsum.double().flip(3).cumsum(3).flip(3).to(inputs.dtype)
     _decay_backward(inputs, where, tiles, dA, (ddx * tiles.x).sum(-1), grads)
     return dstate
@@ -168,13 +183,15 @@ def _state_backward(
             dcumsum[k] += (decayed * y_off).view(n, G, Q, H // G, P).sum(-1).transpose(2, 3).reshape(n, H, Q)
             dcumsum[k, ..., -1] += (dstate * old).sum((-1, -2)) * keep
             dC[k] += torch.bmm(decayed, flat).view(n, G, Q, N)
-        dstate = (dstate * keep[..., None, None]).view(n * G, -1, N).baddbmm_(decayed.transpose(1, 2), C).view(n, H, P, N)
+        dstate = (
+            (dstate * keep[..., None, None]).view(n * G, -1, N).baddbmm_(decayed.transpose(1, 2), C).view(n, H, P, N)
+        )
     return dstate
 
 
 def _undo_finish(
     inputs: Inputs,
-    where: tuple[slice | Tensor, slice | Tensor],
+    where: Index,
     tiles: Tiles,
     state: Tensor | None,
     dy: Tensor,
@@ -192,8 +209,9 @@ def _undo_finish(
         z = inputs.z[where].to(inputs.dtype)
         gate = torch.sigmoid(z)
         products, _ = _pass_states(tiles, None if state is None else state.clone(), True, 0, {}, workspace)
-        y = torch.empty(x.shape, dtype=inputs.dtype)
+        y = torch.empty(n, K * Q, H, P, dtype=inputs.dtype)
         output(tiles._replace(decay=tiles.decay.clone()), products, y, workspace)
+        y = y[:, : tiles.tokens]
         if D is not None:
             y = y + x * D
         grads.z[where] = g * y * (gate + z * gate * (1 - gate))
@@ -202,12 +220,14 @@ def _undo_finish(
         dD = (g * x).sum((0, 1))
         grads.D.add_(dD.sum(-1) if inputs.D.ndim == 1 else dD)  # type: ignore[union-attr]
         grads.x[where] = g * D
-    return torch.empty(K, n, H, Q, P, dtype=inputs.dtype).copy_(g.unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4))
+    return torch.empty(K, n, H, Q, P, dtype=inputs.dtype).copy_(
+        _two_tokens(g).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4)
+    )
 
 
 def _decay_backward(
     inputs: Inputs,
-    where: tuple[slice | Tensor, slice | Tensor],
+    where: Index,
     tiles: Tiles,
     dA: Tensor,
     ddt: Tensor,
@@ -215,10 +235,10 @@ def _decay_backward(
 ) -> None:
     """Through dA = dt A and dt = limit(softplus(dt + dt_bias)). dA, ddt (K, n, H, Q)."""
     if tiles.dt is None or inputs.A is None:
-        grads.log_decay[where] = _tokens(dA)
+        grads.log_decay[where] = _tokens(dA, tiles)
         return
     grads.A.add_((dA * tiles.dt).sum((0, 1, 3)))
-    ddt = _tokens(ddt + dA * inputs.A.to(inputs.dtype)[:, None])
+    ddt = _tokens(ddt + dA * inputs.A.to(inputs.dtype)[:, None], tiles)
     raw = raw_dt(inputs, where)
     active = torch.nn.functional.softplus(raw) if inputs.dt_softplus else raw
     low, high = inputs.dt_limit
@@ -230,9 +250,9 @@ def _decay_backward(
         grads.dt_bias.add_(ddt.sum((0, 1)))
 
 
-def _tokens(t: Tensor) -> Tensor:
-    """(K, n, H, Q) or (K, n, H, Q, P) -> (n, K Q, H) or (n, K Q, H, P)."""
-    return t.transpose(2, 3).transpose(0, 1).flatten(1, 2)
+def _tokens(t: Tensor, tiles: Tiles) -> Tensor:
+    """(K, n, H, Q) or (K, n, H, Q, P) -> (n, tokens, H) or (n, tokens, H, P)."""
+    return t.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, : tiles.tokens]
 
 
 def _side_by_side(t: Tensor, ngroups: int) -> Tensor:
@@ -242,4 +262,4 @@ def _side_by_side(t: Tensor, ngroups: int) -> Tensor:
 
 
 def _tile(tiles: Tiles, k: int) -> Tiles:
-    return Tiles(*(None if t is None else t[k : k + 1] for t in tiles))  # type: ignore[arg-type]
+    return Tiles(*(t[k : k + 1] if isinstance(t, Tensor) else t for t in tiles))  # type: ignore[arg-type]

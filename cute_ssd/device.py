@@ -10,7 +10,7 @@ KNOWN_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_12
 
 
 class Device(NamedTuple):
-    """`kind` is a torch device type; `arch` names the GPU architecture as the compiler does ("" where there is none)."""
+    """`kind` is a torch device type; `arch` the GPU architecture as the compiler names it, "" for none."""
 
     kind: str
     arch: str = ""

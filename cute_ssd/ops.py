@@ -134,7 +134,9 @@ class _RowStates:
         self.sequences = sequences
         self.firsts, self.lasts = sequences.firsts(batch), sequences.lasts(batch)
 
-    def gather(self, states: Tensor | None, owners: list[int | None], ids: list[int], dtype: torch.dtype) -> Tensor | None:
+    def gather(
+        self, states: Tensor | None, owners: list[int | None], ids: list[int], dtype: torch.dtype
+    ) -> Tensor | None:
         """states[row] for the sequences that own their row, zeros for the others."""
         rows = [self.sequences.rows[s] for s in ids]
         owned = [i for i, s in enumerate(ids) if owners[rows[i]] == s]
@@ -153,8 +155,8 @@ class _RowStates:
 
 
 def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *inputs, return_final_states, return_varlen_states, state_dtype = args
-    p = _scan_problem(*inputs, return_varlen_states, state_dtype)
+    *inputs, return_final_states, return_varlen_states, _ = args
+    p = _scan_problem(*inputs, *args[17:])
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
     y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
@@ -183,14 +185,14 @@ def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _chunk_scan_outputs(p: Problem, x: Tensor, finals: bool, varlen: bool) -> tuple[Tensor, Tensor, Tensor]:
     def states(count: int | None, wanted: bool) -> Tensor:
-        return torch.empty((count, *p.state_shape) if wanted else (0,), dtype=p.state_dtype, device=x.device)
+        return torch.empty((count or 0, *p.state_shape) if wanted else (0,), dtype=p.state_dtype, device=x.device)
 
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), states(p.batch, finals), states(p.num_seqs, varlen)
 
 
 def _chunk_scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *inputs, return_final_states, return_varlen_states, state_dtype = args
-    p = _scan_problem(*inputs, return_varlen_states, state_dtype)
+    *inputs, return_final_states, return_varlen_states, _ = args
+    p = _scan_problem(*inputs, *args[17:])
     _require_support(p, inputs[0])
     return _chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states)
 
@@ -252,8 +254,8 @@ def _chunk_scan_backward_cpu(
             elif dfinal_states is not None:
                 dinitial[row] = dfinal_states[row]
     g = grads
-    found = (g.x, g.dt, g.A, g.log_decay.transpose(1, -1) if g.log_decay.ndim > 1 else g.log_decay)
-    found += (g.B, g.C, g.D, g.z, g.dt_bias, dinitial)
+    log_decay = g.log_decay.transpose(1, 2) if g.log_decay.numel() else g.log_decay
+    found = (g.x, g.dt, g.A, log_decay, g.B, g.C, g.D, g.z, g.dt_bias, dinitial)
     outputs = _backward_outputs(*inputs)
     return tuple(out.copy_(value) if out.numel() else out for out, value in zip(outputs, found, strict=True))
 
@@ -274,10 +276,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _backward(ctx: Any, dy: Tensor, dfinal: Tensor | None, dvarlen: Tensor | None) -> tuple[Any, ...]:
     finals, varlens = ctx.returned
+    saved = ctx.saved_tensors  # once: activation checkpointing unpacks them at each access
     grads = torch.ops.cute_ssd.chunk_scan_backward(
-        dy, dfinal if finals else None, dvarlen if varlens else None, *ctx.saved_tensors, *ctx.settings
+        dy, dfinal if finals else None, dvarlen if varlens else None, *saved, *ctx.settings
     )
-    wanted = zip(grads, ctx.saved_tensors[:10], strict=True)
+    wanted = zip(grads, saved[:10], strict=True)
     return (*(None if t is None else grad for grad, t in wanted), *(None,) * 9)
 
 
@@ -286,12 +289,16 @@ _register("chunk_scan_backward", _chunk_scan_backward_cpu, _chunk_scan_backward_
 torch.library.register_autograd("cute_ssd::chunk_scan", _backward, setup_context=_setup_context, lib=_LIBRARY)
 
 
-def _packed_inputs(p: Problem, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, settings: tuple[Any, ...]) -> cpu.Inputs:
+def _packed_inputs(
+    p: Problem, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, settings: tuple[Any, ...]
+) -> cpu.Inputs:
     """Packed tokens as one row of a batch."""
     _, D, z, dt_bias, dt_softplus, dt_min, dt_max = settings
     gate = None if z is None else z[None]
     limit = (dt_min, dt_max)
-    return cpu.Inputs(x[None], B[None], C[None], p.compute_dtype, None, dt[None], A, dt_bias, dt_softplus, limit, D, gate)
+    return cpu.Inputs(
+        x[None], B[None], C[None], p.compute_dtype, None, dt[None], A, dt_bias, dt_softplus, limit, D, gate
+    )
 
 
 def _keywords(settings: tuple[Any, ...]) -> dict[str, Any]:
@@ -341,7 +348,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
             chunk_states[first_row[ids[0]] + ends[ids[0]].index(end)] = states[0]
 
     cpu.scan(
-        _packed_inputs(p, *args[:5], args[6:13]),
+        _packed_inputs(p, *args[:5], settings=args[6:13]),
         sequences,
         _plan(p, x),
         out[None],
@@ -392,8 +399,7 @@ def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
         writing = [(i, slots[s]) for i, s in enumerate(ids) if slots[s] is not None]
         ssm_pool[[slot for _, slot in writing]] = states[[i for i, _ in writing]].to(ssm_pool.dtype)
 
-    settings = args[10:17]
-    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings), sequences, _plan(p, x), out[None], initial, final)
+    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings=args[10:17]), sequences, _plan(p, x), out[None], initial, final)
 
 
 def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
@@ -421,11 +427,14 @@ def _selective_state_update_fake(*args: Any) -> None:
 def _refuse_overlap(out: Tensor, inputs: tuple[Any, ...]) -> None:
     """`out` is written while the inputs are still read."""
     for tensor in inputs:
-        if isinstance(tensor, Tensor) and torch._C._is_alias_of(out, tensor) and tensor.numel() and out.numel():
+        if isinstance(tensor, Tensor) and tensor.numel() and out.numel() and _share_storage(out, tensor):
             low, high = _span(tensor)
             first, last = _span(out)
             if low < last and first < high:
                 raise ShapeError("out shares memory with an input, expected memory of its own; pass a fresh tensor.")
+
+
+_share_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

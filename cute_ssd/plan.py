@@ -10,7 +10,8 @@ from .problem import Problem
 # Tokens per tile of the CPU backend. A tile costs Q*Q exponentials per head and one pass over the state: 64 balances
 # the two and keeps the matrix products at the machine's full rate.
 TILE = 64
-# Head-tiles worked on at once: their Q*Q decay matrices (1 MiB in fp32) and operands stay in a core's L2 cache.
+# Head-tiles worked on at once: enough to hide the cost of a call behind the arithmetic, few enough for the caches
+# (their Q*Q decay matrices take 2 MiB in fp32).
 HEAD_TILES = 128
 # Bytes of state a decode step works on at once: read from memory, used three times from the cache, written back.
 STATE_BLOCK_BYTES = 1 << 19
@@ -71,10 +72,18 @@ def plan(problem: Problem, device: Device) -> Plan:
         flops = p.batch * p.nheads * p.headdim * p.dstate * 5
         return Plan(p, device, "cpu", "one token per row, state updated in place", 1, 1, rows, heads, flops)
     heads = _heads_at_once(p.nheads, p.ngroups)
-    tiles = max(1, min(HEAD_TILES // heads, -(-p.seqlen // TILE)))
-    rows = max(1, min(HEAD_TILES // (heads * tiles), p.num_seqs or p.batch))
+    tiles = max(1, HEAD_TILES // heads)  # not fewer for a short sequence: its bits must not depend on the others
+    rows = 1 if _bits_depend_on_count(p) else max(1, min(HEAD_TILES // heads, p.num_seqs or p.batch))
     flops = useful_flops(p.batch, p.seqlen, p.nheads, p.headdim, p.ngroups, p.dstate)
     return Plan(p, device, "cpu", "CPU tensors, chunked matrix products", TILE, tiles, rows, heads, flops)
+
+
+def _bits_depend_on_count(p: Problem) -> bool:
+    """Whether BLAS computes a matrix differently alone than among others, so that sequences must go one by one.
+
+    Seen with MKL where a product is a matrix times a vector, and in fp64 where it splits a long inner dimension.
+    """
+    return p.compute_dtype.itemsize > 4 or p.headdim == 1 or p.dstate == 1
 
 
 def _heads_at_once(nheads: int, ngroups: int) -> int:

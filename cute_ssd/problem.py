@@ -152,7 +152,22 @@ def varlen(
     cu_chunk_seqlens: Tensor | None = None,
 ) -> Problem:
     """Of `mamba_chunk_scan_varlen`."""
-    problem = _packed("mamba_chunk_scan_varlen", x, dt, A, B, C, query_start_loc, chunk_size, D, z, dt_bias, dt_softplus, dt_limit, out)
+    problem = _packed(
+        "mamba_chunk_scan_varlen",
+        x,
+        dt,
+        A,
+        B,
+        C,
+        query_start_loc,
+        chunk_size,
+        D,
+        z,
+        dt_bias,
+        dt_softplus,
+        dt_limit,
+        out,
+    )
     state = zip(("nheads", "headdim", "dstate"), problem.state_shape, strict=True)
     if initial_states is not None:
         _floating("initial_states", initial_states, x, (("num_seqs", problem.num_seqs), *state))
@@ -311,11 +326,13 @@ def _sizes(name: str, tensor: Tensor, axes: tuple[str, ...]) -> tuple[int, ...]:
     shape = tensor.shape
     if len(shape) != len(axes):
         raise ShapeError(
-            f"{name} has {len(shape)} dimensions {tuple(shape)}, expected {len(axes)} ({', '.join(axes)}); reshape {name}."
+            f"{name} has {len(shape)} dimensions {tuple(shape)}, expected {len(axes)} ({', '.join(axes)}); "
+            f"reshape {name}."
         )
     if tensor.dtype not in _INPUT_DTYPES:
         raise DtypeError(
-            f"{name} is {_short(tensor.dtype)}, expected float32, bfloat16, float16 or float64; cast {name} to one of them."
+            f"{name} is {_short(tensor.dtype)}, expected float32, bfloat16, float16 or float64; "
+            f"cast {name} to one of them."
         )
     for axis in range(len(axes) - 2, len(axes)):
         if shape[axis] < 1:
@@ -343,7 +360,13 @@ def _projections(x: Tensor, B: Tensor, C: Tensor, leading: tuple[str, ...], nhea
 
 
 def _discretisation(
-    x: Tensor, dt: Tensor | None, A: Tensor | None, dt_bias: Tensor | None, dt_limit: tuple[float, float], tokens: Axes, nheads: int
+    x: Tensor,
+    dt: Tensor | None,
+    A: Tensor | None,
+    dt_bias: Tensor | None,
+    dt_limit: tuple[float, float],
+    tokens: Axes,
+    nheads: int,
 ) -> None:
     if dt is not None:
         _floating("dt", dt, x, (*tokens, ("nheads", nheads)))
@@ -366,7 +389,9 @@ def _skip_and_gate(x: Tensor, D: Tensor | None, z: Tensor | None, nheads: int, h
 def _like_x(name: str, tensor: Tensor, x: Tensor) -> None:
     _like_dtype(name, tensor, x)
     if tensor.shape != x.shape:
-        raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, expected that of x, {tuple(x.shape)}; reshape {name}.")
+        raise ShapeError(
+            f"{name} has shape {tuple(tensor.shape)}, expected that of x, {tuple(x.shape)}; reshape {name}."
+        )
 
 
 def _like_dtype(name: str, tensor: Tensor, x: Tensor) -> None:
@@ -379,7 +404,8 @@ def _floating(name: str, tensor: Tensor, x: Tensor, axes: Axes) -> None:
     _same_device(name, tensor, x)
     if tensor.dtype not in _INPUT_DTYPES:
         raise DtypeError(
-            f"{name} is {_short(tensor.dtype)}, expected float32, bfloat16, float16 or float64; cast {name} to one of them."
+            f"{name} is {_short(tensor.dtype)}, expected float32, bfloat16, float16 or float64; "
+            f"cast {name} to one of them."
         )
     _shape(name, tensor, axes)
 
@@ -408,7 +434,8 @@ def _shape(name: str, tensor: Tensor, axes: Axes) -> None:
     for axis, (label, size) in enumerate(axes):
         if size is not None and shape[axis] != size:
             raise ShapeError(
-                f"{name} has {label} (axis {axis}) {shape[axis]}, expected {size}; pass {name} of shape ({_named(axes)})."
+                f"{name} has {label} (axis {axis}) {shape[axis]}, expected {size}; "
+                f"pass {name} of shape ({_named(axes)})."
             )
 
 
@@ -416,14 +443,16 @@ def _out(out: Tensor, x: Tensor) -> None:
     _like_x("out", out, x)
     if not out.is_contiguous():
         raise ShapeError(
-            f"out has strides {tuple(out.stride())}, expected a contiguous tensor; pass torch.empty(x.shape, dtype=x.dtype)."
+            f"out has strides {tuple(out.stride())}, expected a contiguous tensor; "
+            "pass torch.empty(x.shape, dtype=x.dtype)."
         )
 
 
 def _writable(name: str, tensor: Tensor) -> None:
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         raise ShapeError(
-            f"{name} has strides {tuple(tensor.stride())}, expected every element at its own address since it is written; "
+            f"{name} has strides {tuple(tensor.stride())}, "
+            "expected every element at its own address since it is written; "
             f"pass {name}.contiguous()."
         )
 
@@ -439,7 +468,9 @@ def _state_dtype(state_dtype: torch.dtype | None, x: Tensor) -> torch.dtype:
     if state_dtype is None:
         return torch.float64 if x.dtype == torch.float64 else torch.float32
     if state_dtype not in _INPUT_DTYPES:
-        raise DtypeError(f"state_dtype is {_short(state_dtype)}, expected float32, bfloat16, float16 or float64; pass one of them.")
+        raise DtypeError(
+            f"state_dtype is {_short(state_dtype)}, expected float32, bfloat16, float16 or float64; pass one of them."
+        )
     return state_dtype
 
 

@@ -9,6 +9,8 @@ For head h of group g = h // (nheads // ngroups), with dt after bias, softplus a
 Functions take the arguments of their namesakes in `cute_ssd` and compute in `dtype`; y and states come back in it.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
@@ -70,7 +72,9 @@ def ssd_chunk_scan(
     batch, _, nheads, headdim = x.shape
     state = _start(initial_states, (batch, nheads, headdim, B.shape[-1]), dtype)
     decay = log_decay.to(dtype).transpose(1, 2)
-    return recurrence(x.to(dtype), torch.ones_like(decay), decay, B.to(dtype), C.to(dtype), state, _opt(D, dtype), _opt(z, dtype))
+    return recurrence(
+        x.to(dtype), torch.ones_like(decay), decay, B.to(dtype), C.to(dtype), state, _opt(D, dtype), _opt(z, dtype)
+    )
 
 
 def mamba_chunk_scan_combined(
@@ -106,7 +110,7 @@ def mamba_chunk_scan_combined(
             bounds = [0, *(t for t in range(1, seqlen) if ids[t] != ids[t - 1]), seqlen]
         else:
             bounds = [0, seqlen]
-        for s, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for s, (low, high) in enumerate(pairwise(bounds)):
             part = (slice(row, row + 1), slice(low, high))
             state = start[row : row + 1] if s == 0 else torch.zeros_like(start[row : row + 1])
             y[part], state = recurrence(
@@ -139,7 +143,7 @@ def mamba_chunk_scan_varlen(
     bounds = query_start_loc.tolist()
     start = _start(initial_states, (len(bounds) - 1, x.shape[1], x.shape[2], B.shape[-1]), dtype)
     y, finals = torch.zeros_like(x, dtype=dtype), start.clone()
-    for s, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for s, (low, high) in enumerate(pairwise(bounds)):
         part = slice(low, high)
         y_s, state, _ = mamba_chunk_scan_combined(
             x[None, part],

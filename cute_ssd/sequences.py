@@ -1,6 +1,7 @@
 """Where the sequences of a call lie, and the checks that need the data of offsets, ids and slots (CPU only)."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -53,11 +54,15 @@ def from_offsets(name: str, offsets: Tensor, total_len: int) -> Sequences:
     bounds: list[int] = offsets.tolist()
     if bounds[0] != 0:
         raise ShapeError(f"{name} starts at {bounds[0]}, expected 0; pass offsets of the first token of each sequence.")
-    for i, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (low, high) in enumerate(pairwise(bounds)):
         if high < low:
-            raise ShapeError(f"{name} falls from {low} to {high} at index {i + 1}, expected offsets that never fall; sort them.")
+            raise ShapeError(
+                f"{name} falls from {low} to {high} at index {i + 1}, expected offsets that never fall; sort them."
+            )
     if bounds[-1] > total_len:
-        raise ShapeError(f"{name} ends at {bounds[-1]}, expected at most {total_len}, the tokens of x; correct the offsets.")
+        raise ShapeError(
+            f"{name} ends at {bounds[-1]}, expected at most {total_len}, the tokens of x; correct the offsets."
+        )
     return Sequences([0] * (len(bounds) - 1), bounds[:-1], bounds[1:])
 
 
@@ -87,13 +92,16 @@ def of_batch(batch: int, seqlen: int, seq_idx: Tensor | None, cu_seqlens: Tensor
         if got != want:
             odd = min(set(got) ^ set(want))
             raise ShapeError(
-                f"seq_idx and cu_seqlens disagree at token {odd}, where only one of them starts a sequence, expected the "
+                f"seq_idx and cu_seqlens disagree at token {odd}, where only one of them starts a sequence, "
+                "expected the "
                 "same sequences in both; pass one of them."
             )
     return packed
 
 
-def chunk_ends(sequences: Sequences, chunk_size: int, cu_chunk_seqlens: Tensor | None, total_len: int) -> list[list[int]]:
+def chunk_ends(
+    sequences: Sequences, chunk_size: int, cu_chunk_seqlens: Tensor | None, total_len: int
+) -> list[list[int]]:
     """For each sequence the token counts after which a chunk ends, its last token included.
 
     Chunks are every `chunk_size` tokens from the sequence's start, or those of `cu_chunk_seqlens` (nchunks + 1,),
@@ -116,13 +124,15 @@ def chunk_ends(sequences: Sequences, chunk_size: int, cu_chunk_seqlens: Tensor |
             position += 1
         if stop > start and (not mine or mine[-1] != stop - start):
             raise ShapeError(
-                f"cu_chunk_seqlens has no boundary at {stop}, the end of a sequence, expected chunks that hold tokens of "
+                f"cu_chunk_seqlens has no boundary at {stop}, the end of a sequence, "
+                "expected chunks that hold tokens of "
                 "one sequence each; end a chunk there."
             )
         ends.append(mine)
     if position != len(bounds):
         raise ShapeError(
-            f"cu_chunk_seqlens goes on to {bounds[-1]} after the last sequence, expected its end; drop the chunks behind it."
+            f"cu_chunk_seqlens goes on to {bounds[-1]} after the last sequence, expected its end; "
+            "drop the chunks behind it."
         )
     return ends
 
@@ -137,7 +147,8 @@ def live_slots(name: str, slots: Tensor, pad_slot_id: int, num_slots: int, has_t
             continue
         if not 0 <= slot < num_slots:
             raise ShapeError(
-                f"{name}[{s}] is {slot}, expected a slot from 0 to {num_slots - 1} or pad_slot_id {pad_slot_id}; correct the slot."
+                f"{name}[{s}] is {slot}, expected a slot from 0 to {num_slots - 1} or pad_slot_id {pad_slot_id}; "
+                "correct the slot."
             )
         if not has_tokens[s]:
             found.append(None)

@@ -60,7 +60,9 @@ def extras(made: dict[str, Tensor], D_per_channel: bool = False, seed: int = 1) 
         "D": torch.randn((nheads, headdim) if D_per_channel else (nheads,), generator=g, dtype=wide).to(x.device),
         "z": torch.randn(x.shape, generator=g, dtype=wide).to(x.device, x.dtype),
         "dt_bias": (torch.randn(nheads, generator=g, dtype=wide) * 0.1 - 0.5).to(x.device),
-        "initial_states": torch.randn(batch, nheads, headdim, made["B"].shape[-1], generator=g, dtype=wide).to(x.device),
+        "initial_states": torch.randn(batch, nheads, headdim, made["B"].shape[-1], generator=g, dtype=wide).to(
+            x.device
+        ),
         "dt_softplus": True,
         "dt_limit": (0.002, 0.09),
     }

@@ -13,7 +13,12 @@ from .common import DTYPES, check
 
 
 def step(
-    batch: int = 5, nheads: int = 4, headdim: int = 8, ngroups: int = 2, dstate: int = 16, dtype: torch.dtype = torch.float32
+    batch: int = 5,
+    nheads: int = 4,
+    headdim: int = 8,
+    ngroups: int = 2,
+    dstate: int = 16,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     g = torch.Generator().manual_seed(3)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -74,7 +79,10 @@ def expand(made: dict[str, Any]) -> dict[str, Any]:
 def test_expanded_arguments(device: str) -> None:
     plain = step()
     wide = expand({**plain, "state": plain["state"].clone()})
-    full = {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in expand({**plain, "state": plain["state"].clone()}).items()}
+    full = {
+        n: t.contiguous() if isinstance(t, Tensor) else t
+        for n, t in expand({**plain, "state": plain["state"].clone()}).items()
+    }
     y = cute_ssd.selective_state_update(**plain)
     assert torch.equal(y, cute_ssd.selective_state_update(**wide)) and torch.equal(plain["state"], wide["state"])
     torch.testing.assert_close(cute_ssd.selective_state_update(**full), y)
@@ -104,9 +112,7 @@ def test_without_head_dimension(device: str) -> None:
         "z": torch.randn(batch, dim),
         "dt_bias": torch.randn(dim),
     }
-    headed = {
-        n: t.unsqueeze(0) if n in ("A", "D", "dt_bias") else t.unsqueeze(1) for n, t in made.items()
-    }
+    headed = {n: t.unsqueeze(0) if n in ("A", "D", "dt_bias") else t.unsqueeze(1) for n, t in made.items()}
     true, eager = expected(headed), expected(headed, torch.float32)
     y = cute_ssd.selective_state_update(**made)
     assert y.shape == (batch, dim)

@@ -82,7 +82,12 @@ BAD: list[tuple[Callable[..., None], dict[str, Any], type[Exception], str]] = [
     (one_row, {"cu_seqlens": ints(1, 20)}, ShapeError, "starts at 1"),
     (one_row, {"cu_seqlens": ints(0, 12, 8, 20)}, ShapeError, "falls from 12 to 8"),
     (one_row, {"cu_seqlens": ints(0, 21)}, ShapeError, "ends at 21, expected at most 20"),
-    (one_row, {"cu_seqlens": ints(0, 10, 20), "seq_idx": torch.zeros(1, 20, dtype=torch.int32)}, ShapeError, "disagree at token 10"),
+    (
+        one_row,
+        {"cu_seqlens": ints(0, 10, 20), "seq_idx": torch.zeros(1, 20, dtype=torch.int32)},
+        ShapeError,
+        "disagree at token 10",
+    ),
     (one_row, {"cu_seqlens": ints(0, 20), "seq_idx": torch.arange(20)[None].int()}, ShapeError, "disagree at token 1"),
 ]
 
@@ -148,7 +153,7 @@ def test_prefill_writes_nothing(changes: dict[str, Any], error: type[Exception],
 
 
 def test_out_that_shares_memory() -> None:
-    arguments, pool, _ = prefill()
+    arguments, _, _ = prefill()
     with pytest.raises(ShapeError, match="out shares memory"):
         cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "out": arguments["x"]})
     buffer = torch.randn(30, 4, 8)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import cute_ssd
@@ -158,3 +159,17 @@ def test_inference_functions_refuse(device: str) -> None:
             call()
         with torch.no_grad():
             call()
+
+
+def test_activation_checkpointing(device: str) -> None:
+    made = inputs(device=device)
+
+    def run(x: Tensor) -> Tensor:
+        return cute_ssd.mamba_chunk_scan_combined(**{**made, "x": x}, chunk_size=64)
+
+    grads = []
+    for call in (run, lambda x: torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)):
+        x = made["x"].clone().requires_grad_()
+        call(x).sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)

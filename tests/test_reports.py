@@ -39,7 +39,7 @@ def test_huge_decay_is_finite(device: str, A: float) -> None:
 
 
 def test_a_huge_step_keeps_the_digits_of_small_ones(device: str) -> None:
-    """The kind of fault behind vllm#37501: after one huge step, sums in fp32 have no digits left for the next decays."""
+    """The fault behind vllm#37501: after one huge step, sums in fp32 have no digits left for the next decays."""
     made = inputs(1, 64, device=device)
     made["dt"][:, 5] = 1e5
     against_recurrence(made)
@@ -319,9 +319,7 @@ def test_packed_documents_do_not_leak(device: str) -> None:
     by_ids = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, seq_idx=ids)
     by_offsets = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, cu_seqlens=torch.tensor([0, 37, 90]))
     alone = [
-        cute_ssd.mamba_chunk_scan_combined(
-            **{n: t[:, part] if n != "A" else t for n, t in made.items()}, chunk_size=64
-        )
+        cute_ssd.mamba_chunk_scan_combined(**{n: t[:, part] if n != "A" else t for n, t in made.items()}, chunk_size=64)
         for part in (slice(0, 37), slice(37, 90))
     ]
     assert torch.equal(by_ids, torch.cat(alone, 1)) and torch.equal(by_offsets, by_ids)

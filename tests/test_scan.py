@@ -1,6 +1,7 @@
 """Whole rows: mamba_chunk_scan_combined and ssd_chunk_scan against the fp64 recurrence."""
 
 import itertools
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -63,7 +64,9 @@ def test_mixed_float_dtypes(device: str) -> None:
     made = inputs(dtype=torch.bfloat16, device=device)
     kwargs = extras(made)
     made["dt"], made["A"] = made["dt"].bfloat16(), made["A"].half()
-    kwargs.update(D=kwargs["D"].double(), dt_bias=kwargs["dt_bias"].bfloat16(), initial_states=kwargs["initial_states"].half())
+    kwargs.update(
+        D=kwargs["D"].double(), dt_bias=kwargs["dt_bias"].bfloat16(), initial_states=kwargs["initial_states"].half()
+    )
     y, final = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, return_final_states=True, **kwargs)
     (y_true, y_eager), (f_true, f_eager) = _pairs(made, kwargs)
     check(y, y_true, y_eager)
@@ -75,7 +78,12 @@ def test_state_dtype(device: str, state_dtype: torch.dtype | None) -> None:
     made = inputs(1, 90, device=device)
     offsets = torch.tensor([0, 30, 90], dtype=torch.int32, device=device)
     _, final, varlen = cute_ssd.mamba_chunk_scan_combined(
-        **made, chunk_size=64, cu_seqlens=offsets, return_final_states=True, return_varlen_states=True, state_dtype=state_dtype
+        **made,
+        chunk_size=64,
+        cu_seqlens=offsets,
+        return_final_states=True,
+        return_varlen_states=True,
+        state_dtype=state_dtype,
     )
     full, _ = cute_ssd.mamba_chunk_scan_combined(
         **made, chunk_size=64, cu_seqlens=offsets, return_final_states=True, return_varlen_states=True
@@ -122,7 +130,7 @@ def test_cu_seqlens(device: str, bounds: list[int], with_ids: bool) -> None:
     ids = None
     if with_ids:
         ids = torch.zeros(1, 100, dtype=torch.int32, device=device)
-        for s, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for s, (low, high) in enumerate(pairwise(bounds)):
             ids[:, low:high] = s
     y, final, varlen = cute_ssd.mamba_chunk_scan_combined(
         **made,
@@ -137,7 +145,9 @@ def test_cu_seqlens(device: str, bounds: list[int], with_ids: bool) -> None:
     for got, true, eager in zip(
         (y, final, varlen),
         reference.mamba_chunk_scan_combined(*(made[n] for n in names), **kwargs, cu_seqlens=offsets),
-        reference.mamba_chunk_scan_combined(*(made[n] for n in names), **kwargs, cu_seqlens=offsets, dtype=torch.float32),
+        reference.mamba_chunk_scan_combined(
+            *(made[n] for n in names), **kwargs, cu_seqlens=offsets, dtype=torch.float32
+        ),
         strict=True,
     ):
         check(got, true, eager)

@@ -155,7 +155,5 @@ def test_cuda_is_refused_openly(kind: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(cute_ssd.UnsupportedError, match="CPU"):
-        made = {
-            n: torch.empty(t.shape, dtype=t.dtype, device=kind) for n, t in inputs(2, 30).items()
-        }
+        made = {n: torch.empty(t.shape, dtype=t.dtype, device=kind) for n, t in inputs(2, 30).items()}
         cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64)

@@ -1,5 +1,6 @@
 """Packed sequences, chunk states and the in-place pool."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from .common import DTYPES, check, extras, inputs, packed
 LENGTHS = [[100], [1] * 7, [37, 0, 1, 62], [0, 0, 64, 64, 65, 0], [5, 1, 17, 2], [130, 3, 130, 3]]
 
 
-def problem(lengths: list[int], dtype: torch.dtype = torch.float32, device: str = "cpu", spare: int = 0) -> tuple[dict[str, Any], Tensor]:
+def problem(
+    lengths: list[int], dtype: torch.dtype = torch.float32, device: str = "cpu", spare: int = 0
+) -> tuple[dict[str, Any], Tensor]:
     """Arguments of `mamba_chunk_scan_varlen` for sequences of these lengths and `spare` tokens behind them."""
     made = inputs(1, sum(lengths) + spare, dtype=dtype, device=device)
     more = extras(made)
@@ -47,7 +50,7 @@ def test_one_by_one_bit_for_bit(device: str, lengths: list[int]) -> None:
     arguments, start = problem(lengths, device=device)
     y, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start, return_final_states=True)
     bounds = arguments["query_start_loc"].tolist()
-    for s, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for s, (low, high) in enumerate(pairwise(bounds)):
         alone = {n: t[low:high] if n in ("x", "dt", "B", "C", "z") else t for n, t in arguments.items()}
         alone["query_start_loc"] = torch.tensor([0, high - low], dtype=torch.int32, device=device)
         y_s, final_s = cute_ssd.mamba_chunk_scan_varlen(
@@ -65,7 +68,7 @@ def test_one_by_one_bit_for_bit(device: str, lengths: list[int]) -> None:
 
 
 def test_rows_behind_the_last_sequence(device: str) -> None:
-    arguments, start = problem([20, 30], device=device, spare=10)
+    arguments, _ = problem([20, 30], device=device, spare=10)
     assert (cute_ssd.mamba_chunk_scan_varlen(**arguments)[50:] == 0).all()
     out = torch.full_like(arguments["x"], 7.0)
     y = cute_ssd.mamba_chunk_scan_varlen(**arguments, out=out)
@@ -76,9 +79,7 @@ def test_rows_behind_the_last_sequence(device: str) -> None:
 def test_no_sequences(device: str) -> None:
     arguments, _ = problem([], device=device, spare=5)
     arguments["query_start_loc"] = torch.zeros(1, dtype=torch.int32, device=device)
-    y, final, chunks = cute_ssd.mamba_chunk_scan_varlen(
-        **arguments, return_final_states=True, return_chunk_states=True
-    )
+    y, final, chunks = cute_ssd.mamba_chunk_scan_varlen(**arguments, return_final_states=True, return_chunk_states=True)
     assert (y == 0).all() and final.shape == (0, 4, 8, 16) and chunks.shape == (0, 4, 8, 16)
 
 
@@ -96,7 +97,10 @@ def test_chunk_states(device: str, lengths: list[int], chunk_size: int) -> None:
     row, bounds = 0, arguments["query_start_loc"].tolist()
     for s, length in enumerate(lengths):
         for end in [*range(chunk_size, length, chunk_size), *([length] if length else [])]:
-            cut = {n: t[bounds[s] : bounds[s] + end] if n in ("x", "dt", "B", "C", "z") else t for n, t in arguments.items()}
+            cut = {
+                n: t[bounds[s] : bounds[s] + end] if n in ("x", "dt", "B", "C", "z") else t
+                for n, t in arguments.items()
+            }
             cut["query_start_loc"] = torch.tensor([0, end], dtype=torch.int32)
             true, eager = truth(cut, start[s : s + 1])[1], truth(cut, start[s : s + 1], torch.float32)[1]
             check(chunks[row : row + 1], true, eager)
@@ -132,7 +136,10 @@ def test_pool(device: str, dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
     start = torch.where(started[:, None, None, None], before[slots.long()].float(), 0.0)
     start[4] = 0  # padding starts from zero
     for got, true, eager in zip(
-        (y, pool[slots.long()][[0, 2, 3, 5]]), truth(arguments, start), truth(arguments, start, torch.float32), strict=True
+        (y, pool[slots.long()][[0, 2, 3, 5]]),
+        truth(arguments, start),
+        truth(arguments, start, torch.float32),
+        strict=True,
     ):
         chosen = slice(None) if got is y else [0, 2, 3, 5]
         check(got, true[chosen], eager[chosen])
@@ -159,7 +166,9 @@ def test_strided_pool_and_guard_bands(device: str) -> None:
     cute_ssd.mamba_chunk_scan_varlen_inplace(**arguments, ssm_pool=pool, cache_indices=slots)
     _, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, return_final_states=True)
     assert torch.equal(pool[[2, 0]], final)
-    assert (buffer[0] == 3).all() and (buffer[:, :16] == 3).all() and (buffer[:, -16:] == 3).all() and (pool[1] == 3).all()
+    assert (
+        (buffer[0] == 3).all() and (buffer[:, :16] == 3).all() and (buffer[:, -16:] == 3).all() and (pool[1] == 3).all()
+    )
 
 
 def test_state_dtype(device: str) -> None:

@@ -41,34 +41,20 @@ class Handle:
 class Redirect:
     """One function of an installed package, to be replaced by `replacement`.
 
-    `replacement` gets the arguments by the names they have in the original's signature, so that it serves every
-    version of the package whatever the order of the parameters; `renamed` maps old names to today's.
+    Where their signatures differ, `replacement` gets the arguments by the names and with the defaults that the
+    original has for them, so that it serves versions of the package with another order of parameters; `renamed` maps
+    their names to those of `replacement`. A `replacement` with **kwargs takes everything as it comes.
     """
 
     def __init__(
         self, original: Callable[..., Any], replacement: Callable[..., Any], renamed: Mapping[str, str] | None = None
     ) -> None:
         self.original = original
-        theirs, ours = inspect.signature(original), inspect.signature(replacement)
-        names = {name: (renamed or {}).get(name, name) for name in theirs.parameters}
-        unknown = [name for name, today in names.items() if today not in ours.parameters]
-        if unknown:
-            raise UnsupportedError(
-                f"the installed {original.__module__}.{original.__name__} takes {', '.join(unknown)}, expected the "
-                f"parameters ({', '.join(ours.parameters)}); install a version of the package that has these."
-            )
-        if list(names.values()) == list(ours.parameters)[: len(names)]:
+        call = _by_name(original, replacement, renamed or {})
 
-            @functools.wraps(original)
-            def stand_in(*args: Any, **kwargs: Any) -> Any:
-                return replacement(*args, **{names.get(name, name): value for name, value in kwargs.items()})
-
-        else:
-
-            @functools.wraps(original)
-            def stand_in(*args: Any, **kwargs: Any) -> Any:
-                bound = theirs.bind(*args, **kwargs).arguments
-                return replacement(**{names[name]: value for name, value in bound.items()})
+        @functools.wraps(original)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
 
         self.stand_in = stand_in
 
@@ -77,6 +63,31 @@ class Redirect:
 
     def restore(self) -> None:
         _replace_everywhere(self.stand_in, self.original)
+
+
+def _by_name(
+    original: Callable[..., Any], replacement: Callable[..., Any], renamed: Mapping[str, str]
+) -> Callable[..., Any]:
+    signature, ours = inspect.signature(original), inspect.signature(replacement).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in ours.values()):
+        return replacement
+    theirs = signature.parameters
+    unknown = [name for name in theirs if renamed.get(name, name) not in ours]
+    if unknown:
+        raise UnsupportedError(
+            f"the installed {original.__module__}.{original.__name__} takes {', '.join(unknown)}, expected the "
+            f"parameters ({', '.join(ours)}); install a version of the package that has these."
+        )
+    same_order = list(theirs) == list(ours)[: len(theirs)]
+    if same_order and all(p.default in (p.empty, ours[name].default) for name, p in theirs.items()):
+        return replacement
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return replacement(**{renamed.get(name, name): value for name, value in bound.arguments.items()})
+
+    return call
 
 
 class PackagePatch:
@@ -106,8 +117,8 @@ def installed(package: str, module: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise UnsupportedError(
-            f"{package} cannot be patched because importing {module} failed ({error}), expected an installed {package}; "
-            f"install it, or call the functions of cute_ssd directly."
+            f"{package} cannot be patched because importing {module} failed ({error}), expected an installed "
+            f"{package}; install it, or call the functions of cute_ssd directly."
         ) from error
 
 

@@ -39,7 +39,6 @@ def enable(model: nn.Module) -> Handle:
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module; pass the loaded model.")
-    subclasses: dict[type, type] = {}
     changed: list[nn.Module] = []
     enabled = [mixer for mixer in model.modules() if _original(mixer) is not None]
     for mixer in model.modules():
@@ -52,36 +51,35 @@ def enable(model: nn.Module) -> Handle:
             "mamba2_selective_state_update, expected a Mamba-2 model of transformers 5.24 (Mamba2, Bamba, FalconH1, "
             "GraniteMoeHybrid, Zamba2, NemotronH); pass such a model, or install transformers 5.24."
         )
+    subclasses = {cls: _subclass(cls) for cls in {type(mixer) for mixer in changed}}
     for mixer in changed:
-        cls = type(mixer)
-        if cls not in subclasses:
-            subclasses[cls] = _subclass(cls)
-        _become(mixer, subclasses[cls])
+        _become(mixer, subclasses[type(mixer)])
     return Handle(lambda: _restore(list(model.modules())), lambda: _restore(changed))
 
 
-def _original(module: nn.Module) -> type | None:
+def _original(module: nn.Module) -> type[nn.Module] | None:
     return vars(type(module)).get(_ORIGINAL)
 
 
 def _is_mixer(module: nn.Module) -> bool:
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    forward: Any = getattr(type(module), "forward", None)
+    code = getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and {"mamba2_chunk_scan", "mamba2_selective_state_update"} <= set(code.co_names)
 
 
 def _refuse_own_forward(mixer: nn.Module) -> None:
     if "forward" in vars(mixer) and "_old_forward" not in vars(mixer):
         raise UnsupportedError(
-            f"a {type(mixer).__name__} has a forward of its own that replaces its class's, expected the class's (hooks of "
-            "accelerate are fine); enable cute_ssd before whatever replaced it."
+            f"a {type(mixer).__name__} has a forward of its own that replaces its class's, expected the class's "
+            "(hooks of accelerate are fine); enable cute_ssd before whatever replaced it."
         )
 
 
-def _become(mixer: nn.Module, cls: type) -> None:
+def _become(mixer: nn.Module, cls: type[nn.Module]) -> None:
     mixer.__class__ = cls
     if "_old_forward" in vars(mixer):
         # accelerate's hooks call the bound forward that they found when they were installed.
-        mixer._old_forward = MethodType(cls.forward, mixer)  # type: ignore[attr-defined]
+        mixer._old_forward = MethodType(cls.forward, mixer)  # type: ignore[assignment]
 
 
 def _restore(modules: list[nn.Module]) -> None:
@@ -91,10 +89,10 @@ def _restore(modules: list[nn.Module]) -> None:
             _become(module, original)
 
 
-def _subclass(cls: type) -> type:
-    forward = _rebind(cls.forward, _REPLACEMENTS)  # type: ignore[attr-defined]
+def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
+    forward: Any = cls.forward
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls,), {**names, "forward": forward, _ORIGINAL: cls})
+    return type(cls.__name__, (cls,), {**names, "forward": _rebind(forward, _REPLACEMENTS), _ORIGINAL: cls})
 
 
 def _rebind(function: FunctionType, names: dict[str, Any]) -> FunctionType:
@@ -104,7 +102,7 @@ def _rebind(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     if inner is None:
         scope = {**scope, **names}
         # torch.compile looks up globals in the module of this name, where they have their old values.
-        del scope["__name__"]
+        scope.pop("__name__", None)
     else:
         copy = _rebind(inner, names)
         cells = closure or ()
@@ -116,8 +114,8 @@ def _rebind(function: FunctionType, names: dict[str, Any]) -> FunctionType:
             )
     copied = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
     copied.__kwdefaults__ = function.__kwdefaults__
-    copied.__qualname__, copied.__module__, copied.__doc__ = function.__qualname__, function.__module__, function.__doc__
-    copied.__annotations__ = function.__annotations__
+    for attribute in ("__module__", "__qualname__", "__doc__", "__annotations__"):
+        setattr(copied, attribute, getattr(function, attribute))
     copied.__dict__.update(function.__dict__)
     if inner is not None:
         copied.__wrapped__ = copy  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ described by cu_chunk_seqlens (vllm#24683, late 2025), `selective_state_update` 
 null_block_id for pad_slot_id (2026). `enable()` also serves versions with another order of these parameters.
 """
 
-from typing import Any
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ._patching import Handle, PackagePatch, Redirect, installed
 
 _OPS = "vllm.model_executor.layers.mamba.ops"
 NULL_BLOCK_ID = 0
+_NO_OUT = "out is None, expected a contiguous tensor like x that y is written to; pass torch.empty_like(x)."
 
 
 def mamba_chunk_scan_combined_varlen(
@@ -63,7 +64,7 @@ def mamba_chunk_scan_combined_varlen(
         state after each chunk (nchunks, nheads, headdim, dstate).
     """
     if out is None:
-        raise ShapeError("out is None, expected a contiguous tensor like x that y is written to; pass torch.empty_like(x).")
+        raise ShapeError(_NO_OUT)
     if cu_seqlens is None:
         cu_seqlens = _sequences_of_chunks(cu_chunk_seqlens, last_chunk_indices)
     if cu_seqlens.device.type == "cpu":
@@ -118,7 +119,7 @@ def selective_state_update(
     """One token for each row: y goes into `out`, the states are updated in place. For inference.
 
     Args:
-        state, x, dt, A, B, C, D, dt_bias, z: as in `cute_ssd.selective_state_update`; A, dt, D and dt_bias may be expanded.
+        state, x, dt, A, B, C, D, dt_bias, z: as in `cute_ssd.selective_state_update`, expanded or not.
         state_batch_indices: (batch,) or (batch, 1) int slots to read; more rows than batch are ignored. A row whose
             slot is null_block_id gives zeros in `out` and touches no state.
         dst_state_batch_indices: slots to write, of the same shape; None writes the slots that were read.
@@ -145,7 +146,7 @@ def selective_state_update(
             "rounding to nearest; leave these arguments out."
         )
     if out is None:
-        raise ShapeError("out is None, expected a contiguous tensor like x that y is written to; pass torch.empty_like(x).")
+        raise ShapeError(_NO_OUT)
     read, write = (_rows(slots, x.shape[0]) for slots in (state_batch_indices, dst_state_batch_indices))
     if write is None or dst_state_batch_indices is state_batch_indices:
         api.selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, read, null_block_id, out)
@@ -187,11 +188,9 @@ def _redirects() -> list[Redirect]:
         )
     found = [Redirect(scan.mamba_chunk_scan_combined_varlen, mamba_chunk_scan_combined_varlen)]
     steps = [installed("vLLM", f"{_OPS}.mamba_ssm")]
-    try:
+    with suppress(UnsupportedError):
         # Newer versions choose a backend in a function of the same name, which the mixers import instead.
         steps.append(installed("vLLM", f"{_OPS}.ssu_dispatch"))
-    except UnsupportedError:
-        pass
     for module in steps:
         found.append(Redirect(module.selective_state_update, selective_state_update, {"pad_slot_id": "null_block_id"}))
     return found
@@ -216,7 +215,8 @@ def _sequences_of_chunks(cu_chunk_seqlens: Tensor | None, last_chunk_indices: Te
     if cu_chunk_seqlens is None or last_chunk_indices is None:
         missing = "cu_chunk_seqlens" if cu_chunk_seqlens is None else "last_chunk_indices"
         raise ShapeError(
-            f"cu_seqlens and {missing} are None, expected cu_seqlens, or else cu_chunk_seqlens and last_chunk_indices; pass cu_seqlens."
+            f"cu_seqlens and {missing} are None, expected cu_seqlens, or else cu_chunk_seqlens and "
+            "last_chunk_indices; pass cu_seqlens."
         )
     _check_range("last_chunk_indices", last_chunk_indices, cu_chunk_seqlens.shape[0] - 1)
     ends = cu_chunk_seqlens[last_chunk_indices.long() + 1]
@@ -229,8 +229,8 @@ def _sequences_of_chunks(cu_chunk_seqlens: Tensor | None, last_chunk_indices: Te
 def _check_range(name: str, indices: Tensor, size: int) -> None:
     if indices.device.type == "cpu" and indices.numel() and not -1 <= int(indices.min()) <= int(indices.max()) < size:
         raise ShapeError(
-            f"{name} runs from {int(indices.min())} to {int(indices.max())}, expected chunks from 0 to {size - 1}, or -1 for "
-            "an empty sequence; correct it or cu_chunk_seqlens."
+            f"{name} runs from {int(indices.min())} to {int(indices.max())}, expected chunks from 0 to "
+            f"{size - 1}, or -1 for an empty sequence; correct it or cu_chunk_seqlens."
         )
 
 
@@ -245,8 +245,8 @@ def _check_chunks(
     num_seqs = cu_seqlens.shape[0] - 1
     if last_chunk_indices is not None and last_chunk_indices.shape != (num_seqs,):
         raise ShapeError(
-            f"last_chunk_indices has shape {tuple(last_chunk_indices.shape)}, expected ({num_seqs},), one for each sequence "
-            "of cu_seqlens; correct one of them."
+            f"last_chunk_indices has shape {tuple(last_chunk_indices.shape)}, expected ({num_seqs},), one for each "
+            "sequence of cu_seqlens; correct one of them."
         )
     if cu_chunk_seqlens is None:
         return
@@ -261,8 +261,8 @@ def _check_chunks(
         missing = set(bounds) - set(chunk_bounds)
         if missing:
             raise ShapeError(
-                f"cu_chunk_seqlens has no boundary at {min(missing)}, where cu_seqlens ends a sequence, expected chunks that "
-                "hold tokens of one sequence each; correct one of them."
+                f"cu_chunk_seqlens has no boundary at {min(missing)}, where cu_seqlens ends a sequence, expected "
+                "chunks that hold tokens of one sequence each; correct one of them."
             )
     if last_chunk_indices is not None:
         _check_range("last_chunk_indices", last_chunk_indices, nchunks)
@@ -277,6 +277,6 @@ def _check_chunks(
         for c, s in enumerate(seq_idx.tolist()):
             if not (0 <= s < num_seqs and bounds[s] <= chunk_bounds[c] and chunk_bounds[c + 1] <= bounds[s + 1]):
                 raise ShapeError(
-                    f"seq_idx[{c}] is {s}, but tokens {chunk_bounds[c]} to {chunk_bounds[c + 1]} of that chunk are not of "
-                    "that sequence by cu_seqlens, expected the sequence of each chunk; correct one of them."
+                    f"seq_idx[{c}] is {s}, but tokens {chunk_bounds[c]} to {chunk_bounds[c + 1]} of that chunk are not "
+                    "of that sequence by cu_seqlens, expected the sequence of each chunk; correct one of them."
                 )
