@@ -20,7 +20,9 @@ there are in the call. `load` adds a token of zeros, which changes neither state
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -166,21 +168,30 @@ def scan(
             state = None if start is None else start[:, h0:h1].to(inputs.dtype, copy=True)
             for t0, K, Q in steps(length, plan.tiles):
                 tiles = load(part, window, t0, K, Q, workspace)
-                done = final is None and t0 + K * Q == length and not ends
-                products, state = _pass_states(tiles, state, done, t0, at_ends, workspace)
-                where = window.at(t0, t0 + K * Q)
-                _write(part, where, tiles, products, y[:, :, h0:h1], workspace)
-            if final is not None:
-                stops.append(_zeros(inputs, len(ids), h1 - h0) if state is None else state)
+                visit = partial(_collect, tiles, t0, ends, at_ends) if ends else None
+                last = final is None and not ends and t0 + K * Q == length
+                products, state = pass_states(tiles, state, workspace, last, visit)
+                _write(part, window.at(t0, t0 + K * Q), tiles, products, y[:, :, h0:h1], workspace)
+            if final is not None or ends:
+                shape = (len(ids), h1 - h0, *plan.problem.state_shape[1:])
+                stops.append(torch.zeros(shape, dtype=inputs.dtype) if state is None else state)
         if final is not None:
             final(ids, stops[0] if len(stops) == 1 else torch.cat(stops, 1))
-        for end, parts in at_ends.items():
-            if chunk_state is not None:
-                chunk_state(ids, end, torch.cat(parts, 1))
+        if chunk_state is not None:
+            for end in ends:
+                chunk_state(ids, end, torch.cat(stops if end == length else at_ends[end], 1))
 
 
-def _zeros(inputs: Inputs, n: int, nheads: int) -> Tensor:
-    return torch.zeros(n, nheads, inputs.x.shape[3], inputs.B.shape[3], dtype=inputs.dtype)
+def _collect(
+    tiles: Tiles, t0: int, ends: list[int], at_ends: dict[int, list[Tensor]], k: int, state: Tensor | None
+) -> None:
+    """Appends the states after the chunk ends from the start of tile k to before its end; `state` is that before it."""
+    first = t0 + k * tiles.B.shape[3]
+    for end in ends[bisect_left(ends, first) : bisect_left(ends, first + tiles.B.shape[3])]:
+        if end > first:
+            at_ends[end].append(_state_inside(tiles, k, state, end - first))
+        elif state is not None:
+            at_ends[end].append(state.clone())
 
 
 def _side_by_side(
@@ -215,8 +226,8 @@ def steps(length: int, tiles: int) -> Iterator[tuple[int, int, int]]:
 def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Workspace) -> Tiles:
     """Reads K tiles of Q tokens from token t0 of each sequence and computes everything that needs no state."""
     where, f = window.at(t0, t0 + K * Q), inputs.dtype
-    x = _two_tokens(inputs.x[where])
-    dt, dA = (None if t is None else _two_tokens(t) for t in discretise(inputs, where))
+    x = two_tokens(inputs.x[where])
+    dt, dA = (None if t is None else two_tokens(t) for t in discretise(inputs, where))
     tokens, Q = K * Q, max(Q, 2)
     n, _, H, P = x.shape
     if x.dtype != f:
@@ -226,7 +237,7 @@ def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Wor
     dA_cumsum = dA.clamp(min=DECAY_FLOOR).cumsum(3)  # type: ignore[union-attr]
     G, N = inputs.B.shape[2:]
     B, C = (
-        workspace.empty(name, K, n, G, Q, N).copy_(_two_tokens(t[where]).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4))
+        workspace.empty(name, K, n, G, Q, N).copy_(two_tokens(t[where]).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4))
         for name, t in (("B", inputs.B), ("C", inputs.C))
     )
     scores = torch.bmm(C.view(-1, Q, N), B.view(-1, Q, N).transpose(1, 2)).tril_().view(K, n, G, Q, Q)
@@ -241,7 +252,7 @@ def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Wor
     return Tiles(x, dx, B, C, scores, decay, dA_cumsum, _exp(dA_cumsum.to(f)), to_end, dt, tokens)
 
 
-def _two_tokens(t: Tensor) -> Tensor:
+def two_tokens(t: Tensor) -> Tensor:
     """(n, tokens, ...) with a token of zeros behind a single one; see Note [Two tokens]."""
     return t if t.shape[1] > 1 else torch.cat((t, torch.zeros_like(t)), 1)
 
@@ -280,44 +291,43 @@ def _exp(difference: Tensor) -> Tensor:
     return torch.threshold_(difference, smallest, 0.0)
 
 
-def _pass_states(
+def pass_states(
     tiles: Tiles,
     state: Tensor | None,
-    done: bool,
-    t0: int,
-    at_ends: dict[int, list[Tensor]],
     workspace: Workspace,
-) -> tuple[list[Tensor | None], Tensor | None]:
-    """C · stateᵀ of each tile (n G, Q, R P), None where the state is zero, and the state after the last tile.
+    last: bool = False,
+    visit: Callable[[int, Tensor | None], None] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """C · stateᵀ of each tile, (K, n, G, Q, R, P), and the state after the last tile.
 
-    `state` (n, H, P, N) is updated in place; with `done` the last tile does not update it. States after the chunk
-    ends that lie in these tiles are appended to `at_ends`.
+    `state` (n, H, P, N), None for zeros, is updated in place; with `last` nobody wants the state after the last tile.
+    `visit(k, state)` sees the state before tile k.
     """
     K, n, G, Q, N = tiles.B.shape
     H, P = tiles.dx.shape[2], tiles.dx.shape[4]
-    # (K, n G, Q, R P): what each token adds to the state, decayed to the end of its tile.
+    # What each token adds to the state, decayed to the end of its tile.
     weighted = workspace.empty("weighted", K, n, G, Q, H // G, P)
     torch.mul(tiles.by_group(tiles.dx), tiles.by_group(tiles.to_end[..., None]), out=weighted)
-    weighted = weighted.view(K, n * G, Q, -1)
-    B, C = tiles.B.view(K, n * G, Q, N), tiles.C.view(K, n * G, Q, N)
-    keep = tiles.from_start[..., -1]
-    scratch = workspace.empty("products", K, n * G, Q, H // G * P)
-    products: list[Tensor | None] = []
-    for k in range(K):
-        flat = None if state is None else state.view(n * G, -1, N)
-        products.append(None if flat is None else torch.bmm(C[k], flat.transpose(1, 2), out=scratch[k]))
-        first = t0 + k * Q
-        for end in range(first + 1, first + Q):
-            if end in at_ends:
-                at_ends[end].append(_state_inside(tiles, k, state, end - first))
-        if not (done and k == K - 1):
-            if state is None or flat is None:
-                state = torch.bmm(weighted[k].transpose(1, 2), B[k]).view(n, H, P, N)
-            else:
-                state.mul_(keep[k, ..., None, None])
-                flat.baddbmm_(weighted[k].transpose(1, 2), B[k])
-        if first + Q in at_ends and state is not None:
-            at_ends[first + Q].append(state.clone())
+    products = workspace.empty("products", K, n, G, Q, H // G, P)
+    columns = weighted.view(K, n * G, Q, -1).transpose(2, 3).unbind()
+    B, C = tiles.B.view(K, n * G, Q, N).unbind(), tiles.C.view(K, n * G, Q, N).unbind()
+    keep = tiles.from_start[..., -1, None, None].unbind()
+    flat = None if state is None else state.view(n * G, -1, N)
+    for k, product in enumerate(products.view(K, n * G, Q, -1).unbind()):
+        if flat is None:
+            product.zero_()
+        else:
+            torch.bmm(C[k], flat.transpose(1, 2), out=product)
+        if visit is not None:
+            visit(k, state)
+        if last and k == K - 1:
+            break
+        if state is None or flat is None:
+            flat = torch.bmm(columns[k], B[k])
+            state = flat.view(n, H, P, N)
+        else:
+            state.mul_(keep[k])
+            flat.baddbmm_(columns[k], B[k])
     return products, state
 
 
@@ -332,28 +342,22 @@ def _state_inside(tiles: Tiles, k: int, state: Tensor | None, tokens: int) -> Te
     return added if state is None else added + state * tiles.from_start[k, :, :, tokens - 1, None, None]
 
 
-def output(tiles: Tiles, products: list[Tensor | None], out: Tensor, workspace: Workspace) -> None:
+def output(tiles: Tiles, products: Tensor, out: Tensor, workspace: Workspace) -> None:
     """y_diag + y_off into `out` (n, K Q, H, P). Uses up `tiles.decay`."""
     K, n, G, Q, _ = tiles.B.shape
     H, P = tiles.dx.shape[2], tiles.dx.shape[4]
     mixed = tiles.decay.view(K, n, G, H // G, Q, Q).mul_(tiles.scores[:, :, :, None]).view(-1, Q, Q)
     y_diag = workspace.empty("y_diag", K, n, H, Q, P)
     torch.bmm(mixed, tiles.dx.view(-1, Q, P), out=y_diag.view(-1, Q, P))
-    by_group = tiles.by_group(y_diag)
-    from_start = tiles.by_group(tiles.from_start[..., None])
     y = out.unflatten(2, (G, H // G)).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4, 5)  # (K, n, G, Q, R, P)
-    for k, product in enumerate(products):
-        if product is None:
-            y[k] = by_group[k]
-        else:
-            torch.addcmul(by_group[k], product.view(n, G, Q, H // G, P), from_start[k], out=y[k])
+    torch.addcmul(tiles.by_group(y_diag), products, tiles.by_group(tiles.from_start[..., None]), out=y)
 
 
 def _write(
     inputs: Inputs,
     where: Index,
     tiles: Tiles,
-    products: list[Tensor | None],
+    products: Tensor,
     y: Tensor,
     workspace: Workspace,
 ) -> None:

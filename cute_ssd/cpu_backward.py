@@ -24,12 +24,12 @@ from .cpu import (
     Tiles,
     Window,
     Workspace,
-    _pass_states,
-    _two_tokens,
     load,
     output,
+    pass_states,
     raw_dt,
     steps,
+    two_tokens,
 )
 from .plan import Plan
 from .sequences import Sequences
@@ -99,7 +99,7 @@ def _backward_of(
     kept: list[tuple[tuple[int, int, int], Tensor | None]] = []
     for step in steps(length, plan.tiles):
         kept.append((step, None if state is None else state.clone()))
-        _, state = _pass_states(load(inputs, window, *step, workspace), state, False, step[0], {}, workspace)
+        _, state = pass_states(load(inputs, window, *step, workspace), state, workspace)
     if dstate is not None:
         dstate = dstate.to(inputs.dtype, copy=True)
     for step, before in reversed(kept):
@@ -160,7 +160,7 @@ def _state_backward(
     before: list[Tensor | None] = []
     for k in range(K):
         before.append(None if state is None else state.clone())
-        _, state = _pass_states(_tile(tiles, k), state, k == K - 1, 0, {}, workspace)
+        _, state = pass_states(_tile(tiles, k), state, workspace, k == K - 1)
     if dstate is None:
         dstate = torch.zeros(n, H, P, N, dtype=g.dtype)
     for k in reversed(range(K)):
@@ -208,7 +208,7 @@ def _undo_finish(
     if inputs.z is not None:
         z = inputs.z[where].to(inputs.dtype)
         gate = torch.sigmoid(z)
-        products, _ = _pass_states(tiles, None if state is None else state.clone(), True, 0, {}, workspace)
+        products, _ = pass_states(tiles, None if state is None else state.clone(), workspace, True)
         y = torch.empty(n, K * Q, H, P, dtype=inputs.dtype)
         output(tiles._replace(decay=tiles.decay.clone()), products, y, workspace)
         y = y[:, : tiles.tokens]
@@ -221,7 +221,7 @@ def _undo_finish(
         grads.D.add_(dD.sum(-1) if inputs.D.ndim == 1 else dD)  # type: ignore[union-attr]
         grads.x[where] = g * D
     return torch.empty(K, n, H, Q, P, dtype=inputs.dtype).copy_(
-        _two_tokens(g).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4)
+        two_tokens(g).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4)
     )
 
 
