@@ -1,0 +1,300 @@
+"""The command line: each command, in process and as a user starts it."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cute_ssd
+from cute_ssd import bench, info, suite
+from cute_ssd.__main__ import FUNCTIONS, main
+
+ROOT = Path(__file__).parent.parent
+
+
+def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m cute_ssd` in a process of its own."""
+    command = [sys.executable, "-m", "cute_ssd", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def short_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite with sequences of at most 20 tokens and two rows."""
+    full = suite.cases
+
+    def short(numbers: list[int] | None = None) -> list[suite.Case]:
+        return [c._replace(batch=min(c.batch, 2), seqlen=c.seqlen % 17 + 4) for c in full(numbers)]
+
+    monkeypatch.setattr(suite, "cases", short)
+
+
+def wrong(**kwargs: Any) -> Any:
+    y, states = cute_ssd.ssd_chunk_scan(**kwargs)
+    return y + (kwargs["x"].shape[1] == 8), states
+
+
+@pytest.mark.usefixtures("short_suite")
+def test_check_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    captured = capsys.readouterr()
+    header, *rows, summary = captured.out.splitlines()
+    assert header.split() == ["case", "batch", "seqlen", "device", "time", "max", "error", "matched", "result"]
+    assert [row.split()[0] for row in rows] == [str(n) for n in range(16)]
+    assert all(row.split()[3] == "cpu" and row.endswith("pass") for row in rows)
+    assert summary == "16 of 16 cases passed on cpu"
+    assert captured.err == ""  # no progress bar: stderr is not a terminal
+
+
+@pytest.mark.usefixtures("short_suite")
+def test_check_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json", "--case", "3", "--case", "10", "--seed", "4"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] == 2 and report["device"] == "cpu"
+    assert [c["case"] for c in report["cases"]] == [3, 10]
+    first = report["cases"][0]
+    assert {"case", "batch", "seqlen", "device", "us", "max_error", "matched", "pass"} <= set(first)
+    assert first["pass"] is True and first["us"] > 0 and first["matched"] >= 0.99
+
+
+@pytest.mark.usefixtures("short_suite")
+def test_check_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--csv", "--case", "0", "--case", "12"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["case"] for row in rows] == ["0", "12"] and {row["pass"] for row in rows} == {"True"}
+    assert list(rows[0])[:8] == ["case", "batch", "seqlen", "device", "us", "max_error", "matched", "pass"]
+
+
+@pytest.mark.usefixtures("short_suite")
+@pytest.mark.parametrize("form", ["", "--json", "--csv"])
+def test_check_fails_on_a_wrong_backend(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of cases 0 and 3 only the first, shortened to 8 tokens, is wrong."""
+    monkeypatch.setattr(suite, "ssd_chunk_scan", wrong)
+    assert main(["check", "--case", "0", "--case", "3", *filter(None, [form])]) == 1
+    out = capsys.readouterr().out
+    if form == "--json":
+        assert [c["pass"] for c in json.loads(out)["cases"]] == [False, True]
+    elif form == "--csv":
+        assert [row["pass"] for row in csv.DictReader(io.StringIO(out))] == ["False", "True"]
+    else:
+        assert "FAIL" in out and out.endswith("1 of 2 cases passed on cpu\n")
+
+
+@pytest.mark.usefixtures("short_suite")
+def test_check_reports_a_backend_that_raises(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(**kwargs: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(suite, "ssd_chunk_scan", broken)
+    assert main(["check", "--json", "--case", "0"]) == 1
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    assert case["pass"] is False and case["us"] is None and case["message"] == "RuntimeError: out of luck"
+    assert main(["check", "--case", "0"]) == 1
+    assert "FAIL  RuntimeError: out of luck" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("short_suite")
+def test_check_json_has_no_nan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(suite, "ssd_chunk_scan", lambda **kw: [t * float("nan") for t in cute_ssd.ssd_chunk_scan(**kw)])
+    assert main(["check", "--json", "--case", "0"]) == 1
+    (case,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["cases"]
+    assert case["max_error"] is None and case["matched"] == 0 and case["pass"] is False
+
+
+@pytest.mark.usefixtures("short_suite")
+def test_check_says_which_device_it_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "best_device", lambda: ("cpu", "A GPU is not used: no kernel."))
+    assert main(["check", "--case", "0"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "A GPU is not used: no kernel.\n" and "on cpu" in captured.out
+
+
+def test_check_refuses_what_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--case", "99"]) == 2
+    assert "case is 99, expected 0 to 15" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["check", "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == "device is cuda, but torch finds no CUDA device; pass --device cpu.\n"
+
+
+def test_check_as_a_user_starts_it() -> None:
+    done = started("check", "--case", "3", "--json")
+    assert done.returncode == 0 and done.stderr == ""
+    (case,) = json.loads(done.stdout)["cases"]
+    assert case["pass"] and (case["batch"], case["seqlen"]) == (1, 256) and case["matched"] > 0.9999
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["cute_ssd"] == cute_ssd.__version__
+    assert described["packages"]["torch"] == {"version": torch.__version__, "status": "ok"}
+    assert {"nvidia-cutlass-dsl", "numpy", "nvtx", "tqdm"} <= set(described["packages"])
+    cpu = described["backends"][0]
+    assert cpu["device"] == "cpu" and cpu["status"] == "ok" and f"{torch.get_num_threads()} threads" in cpu["name"]
+
+
+@pytest.fixture
+def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares the seconds that importing each package in a process of its own takes."""
+    monkeypatch.setattr(info, "PACKAGES", (("json", "torch", True),))
+
+
+@pytest.mark.usefixtures("no_packages")
+def test_info_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"cute_ssd {cute_ssd.__version__} on Python 3.")
+    assert "OMP_NUM_THREADS = 2" in out and "CUDA_VISIBLE_DEVICES = unset" in out
+
+
+@pytest.mark.usefixtures("no_packages")
+def test_info_lists_each_gpu_and_why_it_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, device.index))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
+    assert main(["info", "--json"]) == 0
+    _, first, second = json.loads(capsys.readouterr().out)["backends"]
+    assert first["name"] == "GPU 0" and "no kernel for cuda tensors (sm_100a)" in first["status"]
+    assert second["device"] == "cuda:1" and "(sm_101a)" in second["status"]
+
+
+def test_info_works_with_broken_parts(tmp_path: Path) -> None:
+    """One part that raises and one that takes its process with it, found before the installed ones."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    (tmp_path / "torch.py").write_text("raise ImportError('library gone')")
+    (tmp_path / "cutlass.py").write_text("import os; os.abort()")
+    done = started("info", "--json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0
+    described = json.loads(done.stdout)
+    packages = described["packages"]
+    assert packages["torch"]["status"] == "broken: ImportError: library gone"
+    assert packages["nvidia-cutlass-dsl"]["status"] == "broken: import ended with exit code -6"
+    assert packages["numpy"]["status"] == "ok"
+    (cpu,) = described["backends"]
+    assert cpu["status"] == "unavailable: torch is broken: ImportError: library gone"
+
+
+def test_info_with_a_broken_cutlass_still_scans(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    (tmp_path / "cutlass.py").write_text("raise OSError('no driver')")
+    done = started("info", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0
+    assert re.search(r"nvidia-cutlass-dsl +\S+ +broken: OSError: no driver\n", done.stdout)
+    assert re.search(r"cpu .* threads: ok\n", done.stdout)
+
+
+def test_info_without_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "PACKAGES", (("no_such_module", "no-such-package", True), ("none_such", "none", False)))
+    missing, optional = info._packages().values()
+    assert missing == {"version": None, "status": "not installed"}
+    assert optional == {"version": None, "status": "not installed (optional)"}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_explain(function: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--batch", "3", "--seqlen", "70", "--nheads", "8", "--headdim", "32", "--ngroups", "2", "--dstate", "128"]
+    assert main(["explain", "--function", function, *sizes, "--dtype", "fp16"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{function} on cpu\n") and "float16 inputs" in out
+    assert "nheads 8, headdim 32, ngroups 2, dstate 128" in out
+    assert "3 packed sequence(s), 210 tokens" in out if "varlen" in function else "batch 3" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--arch", "sm_100a"], "no kernel for cuda tensors (sm_100a)"),
+        (["--arch", "sm_1"], "arch is 'sm_1', expected 'cpu' or one of"),
+        (["--ngroups", "3"], "ngroups (axis 2) 3, expected a divisor of nheads 16"),
+        (["--headdim", "-64"], "headdim is -64, expected"),
+    ],
+)
+def test_explain_refuses_in_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def figures(name: str, value: float | None, kind: str = "min") -> Any:
+    return lambda: iter([bench.Figure(name, value, "x", kind, 1.0, "why")])
+
+
+def test_bench_table_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    measures = [figures("fast", 2.0), figures("slow", 0.5), figures("big", 2.0, "max"), figures("absent", None)]
+    for i, measure in enumerate(measures):
+        measure.__name__ = f"measure {i}"
+    monkeypatch.setattr(bench, "_MEASURES", measures)
+    assert main(["bench", "--cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:5]
+    assert [next((w for w in ("met", "MISSED", "skipped") if w in line), "") for line in lines] == [
+        "met",
+        "MISSED",
+        "MISSED",
+        "skipped",
+    ]
+    assert main(["bench", "--cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["figures"]
+    assert [f["met"] for f in found] == [True, False, False, None]
+    assert found[0] == {
+        "name": "fast",
+        "value": 2.0,
+        "unit": "x",
+        "kind": "min",
+        "goal": 1.0,
+        "detail": "why",
+        "met": True,
+    }
+
+
+def test_bench_measures_every_goal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each comparison on one short round; the long sequences and the big state have the same code and smaller sizes."""
+    monkeypatch.setattr(bench, "BUDGET", 0.0)
+    monkeypatch.setattr(bench, "SEQLEN", 64)
+    monkeypatch.setattr(bench, "LENGTHS", (64, 128))
+    monkeypatch.setattr(bench, "MEMORY_SEQLEN", 256)
+    monkeypatch.setattr(bench, "DECODE", (2, 4, 8, 16))
+    assert main(["bench", "--cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["figures"]
+    assert [f["goal"] for f in found] == [8.0, 3.0, 0.5, 1.3, 2.0, 1.15, 1.5, 0.4, 40.0]
+    assert all(f["value"] is None or f["value"] > 0 or f["unit"] == "us" for f in found)
+
+
+def test_bench_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(bench, "BUDGET", 0.0)
+    monkeypatch.setattr(bench, "SEQLEN", 8)
+    theirs, recurrence = bench._peers()
+    assert theirs.value is None and theirs.met is None and "transformers 5.24 is not installed" in theirs.detail
+    assert recurrence.value is not None
+
+
+def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["fly"], ["bench"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and cute_ssd.__version__ in capsys.readouterr().out
