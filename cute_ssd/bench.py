@@ -17,7 +17,12 @@ import torch
 from tqdm import tqdm
 
 from . import cpu, reference
-from .api import mamba_chunk_scan_combined, mamba_chunk_scan_varlen, selective_state_update
+from .api import (
+    mamba_chunk_scan_combined,
+    mamba_chunk_scan_varlen,
+    mamba_chunk_scan_varlen_inplace,
+    selective_state_update,
+)
 from .device import Device
 from .plan import plan
 from .problem import chunk_scan
@@ -203,19 +208,30 @@ def _linearity() -> Iterator[Figure]:
 
 
 def _packed() -> Iterator[Figure]:
+    """A prefill among decode tokens, as a server batches them: with fresh states, and with states in a pool."""
     single, long = 64, SEQLEN
     made = {n: t[0] if n != "A" else t for n, t in _inputs(single + long).items()}
-    states = torch.randn(single + 1, NHEADS, HEADDIM, DSTATE)
+    pool = torch.randn(single + 1, NHEADS, HEADDIM, DSTATE)
 
-    def scan(first: int, offsets: list[int]) -> Callable[[], Any]:
-        part = {n: t[first:] if n != "A" else t for n, t in made.items()}
-        part["query_start_loc"] = torch.tensor(offsets, dtype=torch.int32)
-        start = states[-(len(offsets) - 1) :]
-        return lambda: mamba_chunk_scan_varlen(**part, initial_states=start, return_final_states=True)
+    def sides(mixed: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        part = made if mixed else {n: t[single:] if n != "A" else t for n, t in made.items()}
+        offsets = [*range(single + 1), single + long] if mixed else [0, long]
+        part = {**part, "query_start_loc": torch.tensor(offsets, dtype=torch.int32)}
+        slots = {
+            "ssm_pool": pool,
+            "cache_indices": torch.arange(len(offsets) - 1, dtype=torch.int32),
+            "has_initial_state": torch.ones(len(offsets) - 1, dtype=torch.bool),
+            "dt_softplus": False,
+        }
+        return (
+            lambda: mamba_chunk_scan_varlen(**part, return_final_states=True),
+            lambda: mamba_chunk_scan_varlen_inplace(**part, **slots),
+        )
 
-    mixed, alone = _fastest(scan(0, [*range(single + 1), single + long]), scan(single, [0, long]))
-    detail = f"{mixed * 1e3:.1f} ms against {alone * 1e3:.1f} ms, each sequence from and to a state of its own"
-    yield Figure(f"{single} one-token sequences and {long} over {long} alone", mixed / alone, "x", "max", 1.5, detail)
+    names = (f"{single} one-token sequences and {long} over {long} alone", "the same on a pool of states")
+    for name, mixed, alone in zip(names, sides(True), sides(False), strict=True):
+        both, one = _fastest(mixed, alone)
+        yield Figure(name, both / one, "x", "max", 1.5, f"{both * 1e3:.1f} ms against {one * 1e3:.1f} ms")
 
 
 def _decode() -> Iterator[Figure]:

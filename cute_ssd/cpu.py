@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from .plan import TILE, Plan, useful_flops
+from .plan import STATE_BLOCK_BYTES, TILE, Plan, useful_flops
 from .sequences import Sequences
 
-__all__ = ["DECAY_FLOOR", "TILE", "Inputs", "scan", "state_update", "useful_flops"]
+__all__ = ["TILE", "Inputs", "scan", "useful_flops"]
 
 DECAY_FLOOR = -1000.0
 
@@ -158,28 +158,86 @@ def scan(
     `chunk_state(ids, end, states)` takes the state after each.
     """
     workspace = Workspace(inputs.dtype)
-    for ids, ends in _side_by_side(sequences, plan.rows, chunk_ends):
-        start, length = initial(ids), sequences.stops[ids[0]] - sequences.starts[ids[0]]
-        window = Window.over(sequences, ids)
-        stops: list[Tensor] = []
+    for ids, ends in _side_by_side(sequences, plan, chunk_ends):
+        window, keep = Window.over(sequences, ids), final is not None or bool(ends)
+        length = sequences.stops[ids[0]] - sequences.starts[ids[0]]
         at_ends: dict[int, list[Tensor]] = {end: [] for end in ends}
-        for h0, h1 in head_blocks(plan):
-            part = inputs.heads(h0, h1)
-            state = None if start is None else start[:, h0:h1].to(inputs.dtype, copy=True)
-            for t0, K, Q in steps(length, plan.tiles):
-                tiles = load(part, window, t0, K, Q, workspace)
-                visit = partial(_collect, tiles, t0, ends, at_ends) if ends else None
-                last = final is None and not ends and t0 + K * Q == length
-                products, state = pass_states(tiles, state, workspace, last, visit)
-                _write(part, window.at(t0, t0 + K * Q), tiles, products, y[:, :, h0:h1], workspace)
-            if final is not None or ends:
-                shape = (len(ids), h1 - h0, *plan.problem.state_shape[1:])
-                stops.append(torch.zeros(shape, dtype=inputs.dtype) if state is None else state)
-        if final is not None:
-            final(ids, stops[0] if len(stops) == 1 else torch.cat(stops, 1))
-        if chunk_state is not None:
-            for end in ends:
-                chunk_state(ids, end, torch.cat(stops if end == length else at_ends[end], 1))
+        if length == 1:
+            last = _one_token(inputs, window, initial(ids), plan, keep, y)
+        else:
+            last = _tokens(inputs, window, initial(ids), plan, keep, y, length, at_ends, workspace)
+        if final is not None and last is not None:
+            final(ids, last)
+        if chunk_state is not None and last is not None:
+            for end, parts in at_ends.items():
+                chunk_state(ids, end, last if end == length else torch.cat(parts, 1))
+
+
+def _tokens(
+    inputs: Inputs,
+    window: Window,
+    start: Tensor | None,
+    plan: Plan,
+    keep: bool,
+    y: Tensor,
+    length: int,
+    at_ends: dict[int, list[Tensor]],
+    workspace: Workspace,
+) -> Tensor | None:
+    """Sequences of `length` tokens side by side; the states after them if `keep`."""
+    ends, stops = list(at_ends), []
+    for h0, h1 in head_blocks(plan):
+        part = inputs.heads(h0, h1)
+        state = None if start is None else fresh(start[:, h0:h1], inputs.dtype)
+        for t0, K, Q in steps(length, plan.tiles):
+            tiles = load(part, window, t0, K, Q, workspace)
+            visit = partial(_collect, tiles, t0, ends, at_ends) if ends else None
+            products, state = pass_states(tiles, state, workspace, not keep and t0 + K * Q == length, visit)
+            _write(part, window.at(t0, t0 + K * Q), tiles, products, y[:, :, h0:h1], workspace)
+        stops.append(state)
+    if not keep:
+        return None
+    if not length:
+        n = inputs.x[window.at(0, 0)].shape[0]
+        return torch.zeros(n, *plan.problem.state_shape, dtype=inputs.dtype) if start is None else start
+    return stops[0] if len(stops) == 1 else torch.cat([state for state in stops if state is not None], 1)
+
+
+def _one_token(
+    inputs: Inputs, window: Window, start: Tensor | None, plan: Plan, keep: bool, y: Tensor
+) -> Tensor | None:
+    """Sequences of one token: the recurrence itself, which reads and writes each state once."""
+    where, f = window.at(0, 1), inputs.dtype
+    x = inputs.x[where][:, 0].to(f)
+    dt, dA = discretise(inputs, where)
+    decay = exp_(dA[:, 0].clamp(min=DECAY_FLOOR).to(f))[..., None]
+    dx = x if dt is None else x * dt[:, 0, :, None]
+    per_group = x.shape[1] // inputs.B.shape[2]
+    B, C = (t[where][:, 0].to(f).repeat_interleave(per_group, dim=1) for t in (inputs.B, inputs.C))
+    result = dx * (B * C).sum(-1, keepdim=True)
+    if start is not None:
+        start = start.to(f)
+        result += decay * times_vector(start, C, single_rows(plan) == 1)
+    y[where] = _skip_and_gate(inputs, where, result[:, None]).to(y.dtype)
+    if not keep:
+        return None
+    if start is None:
+        return dx[..., None] * B[:, :, None]
+    return torch.addcmul(start * decay[..., None], dx[..., None], B[:, :, None])
+
+
+def single_rows(plan: Plan) -> int:
+    """How many states are worked on at once where each is touched once."""
+    return max(1, STATE_BLOCK_BYTES // plan.problem.state_bytes)
+
+
+def times_vector(state: Tensor, vector: Tensor, one_row: bool) -> Tensor:
+    """state (n, H, P, N) times vector (n, H, N), (n, H, P). The bits of a BLAS product of vectors depend on how many
+    there are, so that it serves only where rows always come one by one."""
+    if not one_row:
+        return (state * vector[:, :, None]).sum(-1)
+    n, H, P, N = state.shape
+    return torch.bmm(vector.reshape(-1, 1, N), state.reshape(-1, P, N).transpose(1, 2)).view(n, H, P)
 
 
 def _collect(
@@ -195,10 +253,11 @@ def _collect(
 
 
 def _side_by_side(
-    sequences: Sequences, rows: int, chunk_ends: list[list[int]] | None
+    sequences: Sequences, plan: Plan, chunk_ends: list[list[int]] | None
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(sequences of one length, their chunk ends); with chunk ends one sequence at a time."""
-    for _, ids in sequences.by_length():
+    for length, ids in sequences.by_length():
+        rows = single_rows(plan) if length == 1 else plan.rows
         if chunk_ends is not None:
             yield from (([s], chunk_ends[s]) for s in ids)
         else:
@@ -242,14 +301,15 @@ def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Wor
     )
     scores = torch.bmm(C.view(-1, Q, N), B.view(-1, Q, N).transpose(1, 2)).tril_().view(K, n, G, Q, Q)
     # Above the diagonal the difference may be a large positive number: tril_ makes it 0 before exp.
-    decay = _exp(_differences(dA_cumsum, workspace).tril_())
+    decay = exp_(_differences(dA_cumsum, workspace).tril_())
     dx = workspace.empty("dx", K, n, H, Q, P)
     if dt is None:
         dx.copy_(x)
     else:
         torch.mul(x, dt[..., None], out=dx)
-    to_end = _exp((dA_cumsum[..., -1:] - dA_cumsum).to(f))
-    return Tiles(x, dx, B, C, scores, decay, dA_cumsum, _exp(dA_cumsum.to(f)), to_end, dt, tokens)
+    from_start = exp_(dA_cumsum.to(f, copy=True))
+    to_end = exp_((dA_cumsum[..., -1:] - dA_cumsum).to(f))
+    return Tiles(x, dx, B, C, scores, decay, dA_cumsum, from_start, to_end, dt, tokens)
 
 
 def two_tokens(t: Tensor) -> Tensor:
@@ -262,8 +322,20 @@ def discretise(inputs: Inputs, where: Index) -> tuple[Tensor | None, Tensor]:
     if inputs.log_decay is not None:
         return None, inputs.log_decay[where].double().contiguous()
     dt = raw_dt(inputs, where)
-    dt = (softplus(dt) if inputs.dt_softplus else dt).clamp(*inputs.dt_limit)
+    dt = (row_by_row(softplus, dt) if inputs.dt_softplus else dt).clamp(*inputs.dt_limit)
     return dt, dt.double() * inputs.A.double()  # type: ignore[union-attr]
+
+
+def row_by_row(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """function(t) for an elementwise function whose bits depend on the place of an element: torch computes the last
+    few of a call, and strided ones, with another routine."""
+    t = t.contiguous()
+    return function(t) if len(t) == 1 else torch.stack([function(row) for row in t]) if len(t) else t
+
+
+def fresh(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy in `dtype`."""
+    return t.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def raw_dt(inputs: Inputs, where: Index) -> Tensor:
@@ -283,12 +355,11 @@ def _differences(cumsum: Tensor, workspace: Workspace) -> Tensor:
     return difference
 
 
-def _exp(difference: Tensor) -> Tensor:
+def exp_(difference: Tensor) -> Tensor:
     """exp in place, 0 where it would be below tiny/eps; see Note [Decays]."""
     info = torch.finfo(difference.dtype)
     smallest = info.tiny / info.eps
-    difference.clamp_(min=math.log(smallest) - 1).exp_()
-    return torch.threshold_(difference, smallest, 0.0)
+    return torch.threshold_(difference.clamp_(min=math.log(smallest) - 1).exp_(), smallest, 0.0)
 
 
 def pass_states(
@@ -334,7 +405,7 @@ def pass_states(
 def _state_inside(tiles: Tiles, k: int, state: Tensor | None, tokens: int) -> Tensor:
     """The state (n, H, P, N) after the first `tokens` tokens of tile k, from the `state` before it."""
     cumsum = tiles.dA_cumsum[k, :, :, :tokens]
-    to_end = _exp((cumsum[..., -1:] - cumsum).to(tiles.dx.dtype))
+    to_end = exp_((cumsum[..., -1:] - cumsum).to(tiles.dx.dtype))
     weighted = tiles.dx[k, :, :, :tokens] * to_end[..., None]  # (n, H, tokens, P)
     per_group = weighted.shape[1] // tiles.B.shape[2]
     B = tiles.B[k, :, :, :tokens].repeat_interleave(per_group, dim=1)
@@ -367,78 +438,17 @@ def _write(
     result = y[where] if direct else workspace.empty("y", n, K * Q, H, P)
     output(tiles, products, result, workspace)
     result = result[:, : tiles.tokens]
-    if inputs.D is not None:
-        D = inputs.D.to(inputs.dtype)
-        result.addcmul_(inputs.x[where].to(inputs.dtype), D[:, None] if D.ndim == 1 else D)
-    if inputs.z is not None:
-        z = inputs.z[where].to(inputs.dtype)
-        result.mul_(torch.sigmoid(z)).mul_(z)
+    result = _skip_and_gate(inputs, where, result)
     if not direct:
         y[where] = result.to(y.dtype) if isinstance(where[0], Tensor) else result
 
 
-def state_update(
-    plan: Plan,
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    dt_softplus: bool,
-    slots: list[int | None] | None,
-    out: Tensor,
-) -> None:
-    """One token per row. Shapes as in `problem.state_update`; `slots` names the state of each row, None its padding."""
-    f, (batch, H, P) = plan.problem.compute_dtype, x.shape
-    per_group = H // B.shape[1]
-    xf = x.to(f)
-    decay, step = _step(x, dt, A, dt_bias, dt_softplus, f)
-    dx = (xf * step)[..., None]  # (batch, H, P, 1)
-    B_heads, C_heads = (t.to(f).repeat_interleave(per_group, dim=1) for t in (B, C))
-    y = torch.empty(batch, H, P, 1, dtype=f)
-    live = list(range(batch)) if slots is None else [b for b, slot in enumerate(slots) if slot is not None]
-    for b0 in range(0, len(live), plan.rows):
-        rows: slice | Tensor = slice(b0, min(b0 + plan.rows, batch))
-        where: slice | Tensor = rows
-        if slots is not None:
-            chosen = live[b0 : b0 + plan.rows]
-            rows, where = torch.tensor(chosen), torch.tensor([slots[b] for b in chosen])
-        for h0 in range(0, H, plan.heads):
-            heads = slice(h0, h0 + plan.heads)
-            block = state[where, heads].to(f)
-            block *= decay[rows, heads]
-            block.addcmul_(dx[rows, heads], B_heads[rows, heads, None])
-            y[rows, heads] = block @ C_heads[rows, heads, :, None]
-            if slots is not None or block.dtype != state.dtype:
-                state[where, heads] = block.to(state.dtype)
-    result = y.squeeze(-1)
-    if D is not None:
-        result = result + xf * (D[:, None] if D.ndim == 1 else D).to(f)
-    if z is not None:
-        result = result * (z.to(f) * torch.sigmoid(z.to(f)))
-    if slots is not None and len(live) < batch:
-        result = result.clone()
-        result[[b for b, slot in enumerate(slots) if slot is None]] = 0
-    out.copy_(result)
-
-
-def _step(
-    x: Tensor, dt: Tensor, A: Tensor, dt_bias: Tensor | None, dt_softplus: bool, f: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """(exp(dt A) (batch, H, P or 1, N or 1), dt (batch, H, P or 1)): expanded axes are computed once."""
-    dt = _once(dt if dt.ndim == 3 else dt[..., None], -1).to(f)
-    if dt_bias is not None:
-        dt = dt + _once(dt_bias if dt_bias.ndim == 2 else dt_bias[:, None], -1).to(f)
-    if dt_softplus:
-        dt = softplus(dt)
-    A = A[:, None, None] if A.ndim == 1 else A
-    return (dt[..., None] * _once(_once(A, -1), -2).to(f)).exp_(), dt
-
-
-def _once(t: Tensor, axis: int) -> Tensor:
-    """An expanded axis as its one value."""
-    return t.narrow(axis, 0, 1) if t.stride(axis) == 0 else t
+def _skip_and_gate(inputs: Inputs, where: Index, y: Tensor) -> Tensor:
+    """y + D x, times silu(z), in place; y (n, tokens, H, P)."""
+    if inputs.D is not None:
+        D = inputs.D.to(inputs.dtype)
+        y.add_(inputs.x[where].to(inputs.dtype) * (D[:, None] if D.ndim == 1 else D))
+    if inputs.z is not None:
+        z = inputs.z[where].to(inputs.dtype)
+        y.mul_(row_by_row(torch.sigmoid, z)).mul_(z)
+    return y

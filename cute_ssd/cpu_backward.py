@@ -24,6 +24,7 @@ from .cpu import (
     Tiles,
     Window,
     Workspace,
+    fresh,
     load,
     output,
     pass_states,
@@ -94,14 +95,14 @@ def _backward_of(
 ) -> Tensor | None:
     length = sequences.stops[ids[0]] - sequences.starts[ids[0]]
     start, dstate = initial(ids), final_gradient(ids)
-    state = None if start is None else start.to(inputs.dtype, copy=True)
+    state = None if start is None else fresh(start, inputs.dtype)
     workspace = Workspace(inputs.dtype)
     kept: list[tuple[tuple[int, int, int], Tensor | None]] = []
     for step in steps(length, plan.tiles):
         kept.append((step, None if state is None else state.clone()))
         _, state = pass_states(load(inputs, window, *step, workspace), state, workspace)
     if dstate is not None:
-        dstate = dstate.to(inputs.dtype, copy=True)
+        dstate = fresh(dstate, inputs.dtype)
     for step, before in reversed(kept):
         t0, K, Q = step
         tiles = load(inputs, window, t0, K, Q, workspace)
@@ -172,10 +173,10 @@ def _state_backward(
         ddx[k] += from_next
         dcumsum[k] -= share
         dcumsum[k, ..., -1] += share.sum(-1)
-        weighted = _side_by_side(tiles.dx[k] * tiles.to_end[k, ..., None], G)
+        weighted = _columns(tiles.dx[k] * tiles.to_end[k, ..., None], G)
         dB[k] += torch.bmm(weighted, dstate.view(n * G, -1, N)).view(n, G, Q, N)
         # What the state before the tile gives to its tokens and to the state after it.
-        decayed = _side_by_side(g[k] * tiles.from_start[k, ..., None], G)
+        decayed = _columns(g[k] * tiles.from_start[k, ..., None], G)
         keep, old = tiles.from_start[k, ..., -1], before[k]
         if old is not None:
             flat = old.view(n * G, -1, N)
@@ -255,7 +256,7 @@ def _tokens(t: Tensor, tiles: Tiles) -> Tensor:
     return t.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, : tiles.tokens]
 
 
-def _side_by_side(t: Tensor, ngroups: int) -> Tensor:
+def _columns(t: Tensor, ngroups: int) -> Tensor:
     """(n, H, Q, P) -> (n G, Q, R P) contiguous."""
     n, H, Q, P = t.shape
     return t.view(n, ngroups, H // ngroups, Q, P).transpose(2, 3).reshape(n * ngroups, Q, -1)

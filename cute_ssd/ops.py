@@ -4,15 +4,16 @@ Every implementation builds the `Problem` first, so that eager calls and torch.c
 implementations plan, which raises `UnsupportedError` until there are kernels. Optional outputs are empty tensors.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import cpu, problem
+from . import cpu, cpu_decode, problem
 from .device import Device
-from .errors import ShapeError
+from .errors import ShapeError, UnsupportedError
 from .plan import Plan, plan, require_support
 from .problem import Problem
 from .sequences import Sequences, chunk_ends, from_offsets, live_slots, of_batch
@@ -52,7 +53,14 @@ _LIBRARY.define(
 
 
 def _register(name: str, cpu_impl: Callable[..., Any], fake_impl: Callable[..., Any]) -> None:
-    _LIBRARY.impl(name, cpu_impl, "CPU")
+    @functools.wraps(cpu_impl)
+    def without_autocast(*args: Any) -> Any:
+        if not torch.is_autocast_enabled("cpu"):
+            return cpu_impl(*args)
+        with torch.autocast("cpu", enabled=False):  # products of fp32 scratch stay fp32
+            return cpu_impl(*args)
+
+    _LIBRARY.impl(name, without_autocast, "CPU")
     _LIBRARY.impl(name, fake_impl, "CUDA")
     torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
 
@@ -289,6 +297,16 @@ _register("chunk_scan_backward", _chunk_scan_backward_cpu, _chunk_scan_backward_
 torch.library.register_autograd("cute_ssd::chunk_scan", _backward, setup_context=_setup_context, lib=_LIBRARY)
 
 
+def _no_second_order(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    raise UnsupportedError(
+        "The gradient of a chunk scan has no gradient of its own, but one was asked for; call backward without "
+        "create_graph."
+    )
+
+
+torch.library.register_autograd("cute_ssd::chunk_scan_backward", _no_second_order, lib=_LIBRARY)
+
+
 def _packed_inputs(
     p: Problem, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *, settings: tuple[Any, ...]
 ) -> cpu.Inputs:
@@ -333,8 +351,12 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     x, query_start_loc, out = args[0], args[5], args[-1]
     initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states = args[-6:-2]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
-    ends = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen) if return_chunk_states else None
-    _refuse_overlap(out, args[:-1])
+    ends = None
+    if return_chunk_states or cu_chunk_seqlens is not None:
+        ends = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen)
+    if not return_chunk_states:
+        ends = None
+    _refuse_overlap("out", out, args[:-1])
     final_states, chunk_states = _varlen_outputs(p, args)
     first_row = [0]
     for mine in ends or ():
@@ -384,7 +406,8 @@ def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
     has_tokens = [stop > start for start, stop in zip(sequences.starts, sequences.stops, strict=True)]
     slots = live_slots("cache_indices", cache_indices, pad_slot_id, ssm_pool.shape[0], has_tokens)
-    _refuse_overlap(out, (ssm_pool, *args[:-1]))
+    _refuse_overlap("out", out, args[:-1])
+    _refuse_overlap("ssm_pool", ssm_pool, (*args[:5], *args[6:-1]))
     started = [False] * len(slots) if has_initial_state is None else has_initial_state.tolist()
 
     def initial(ids: list[int]) -> Tensor | None:
@@ -416,22 +439,25 @@ def _selective_state_update_cpu(*args: Any) -> None:
     slots = None
     if state_batch_indices is not None:
         slots = live_slots("state_batch_indices", state_batch_indices, pad_slot_id, state.shape[0], [True] * p.batch)
-    _refuse_overlap(out, args[:-1])
-    cpu.state_update(_plan(p, x), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
+    _refuse_overlap("out", out, args[:-1])
+    _refuse_overlap("state", state, args[1:-1])
+    cpu_decode.state_update(_plan(p, x), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
 
 
 def _selective_state_update_fake(*args: Any) -> None:
     _require_support(_update_problem(*args), args[1])
 
 
-def _refuse_overlap(out: Tensor, inputs: tuple[Any, ...]) -> None:
-    """`out` is written while the inputs are still read."""
+def _refuse_overlap(name: str, out: Tensor, inputs: tuple[Any, ...]) -> None:
+    """What is written must not be read as something else."""
     for tensor in inputs:
         if isinstance(tensor, Tensor) and tensor.numel() and out.numel() and _share_storage(out, tensor):
             low, high = _span(tensor)
             first, last = _span(out)
             if low < last and first < high:
-                raise ShapeError("out shares memory with an input, expected memory of its own; pass a fresh tensor.")
+                raise ShapeError(
+                    f"{name} shares memory with an input, expected memory of its own; pass a fresh tensor."
+                )
 
 
 _share_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
