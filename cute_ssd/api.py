@@ -7,6 +7,7 @@ memory with an argument other than the ones documented as written. Errors: `Shap
 arguments, `UnsupportedError` for what no backend can run, all before anything is written.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from . import problem as _problem
 from .device import Device
 from .errors import UnsupportedError
 from .plan import Plan, plan
-from .problem import INF, refuse_gradient
+from .problem import INF, bounds, refuse_gradient, require_types, with_heads
 
 _chunk_scan = torch.ops.cute_ssd.chunk_scan.default
 _chunk_scan_varlen = torch.ops.cute_ssd.chunk_scan_varlen.default
@@ -67,6 +68,19 @@ def mamba_chunk_scan_combined(
         y, or (y, final_states), (y, varlen_states), (y, final_states, varlen_states). final_states (batch, nheads,
         headdim, dstate) after the last token of each row; varlen_states (num_seqs, ...) after each sequence.
     """
+    require_types(
+        {"x": x, "dt": dt, "A": A, "B": B, "C": C},
+        {
+            "D": D,
+            "z": z,
+            "dt_bias": dt_bias,
+            "initial_states": initial_states,
+            "seq_idx": seq_idx,
+            "cu_seqlens": cu_seqlens,
+        },
+        {"chunk_size": chunk_size},
+        state_dtype,
+    )
     y, final_states, varlen_states = _chunk_scan(
         x,
         dt,
@@ -81,9 +95,8 @@ def mamba_chunk_scan_combined(
         seq_idx,
         cu_seqlens,
         chunk_size,
-        dt_softplus,
-        dt_limit[0],
-        dt_limit[1],
+        bool(dt_softplus),
+        *bounds(dt_limit),
         return_final_states,
         return_varlen_states,
         state_dtype,
@@ -117,6 +130,12 @@ def ssd_chunk_scan(
     Returns:
         y, or (y, final_states) with final_states (batch, nheads, headdim, dstate).
     """
+    require_types(
+        {"x": x, "log_decay": log_decay, "B": B, "C": C},
+        {"D": D, "z": z, "initial_states": initial_states},
+        {"chunk_size": chunk_size},
+        state_dtype,
+    )
     y, final_states, _ = _chunk_scan(
         x,
         None,
@@ -181,8 +200,21 @@ def mamba_chunk_scan_varlen(
         y, followed by final_states (num_seqs, nheads, headdim, dstate; that of an empty sequence is its initial state
         or zero) and the chunk states where asked for.
     """
+    require_types(
+        {"x": x, "dt": dt, "A": A, "B": B, "C": C, "query_start_loc": query_start_loc},
+        {
+            "D": D,
+            "z": z,
+            "dt_bias": dt_bias,
+            "initial_states": initial_states,
+            "out": out,
+            "cu_chunk_seqlens": cu_chunk_seqlens,
+        },
+        {"chunk_size": chunk_size},
+        state_dtype,
+    )
     refuse_gradient("mamba_chunk_scan_varlen", x, dt, A, B, C, D, z, dt_bias, initial_states, out)
-    y = x.new_zeros(x.shape) if out is None else out
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     final_states, chunk_states = _chunk_scan_varlen(
         x,
         dt,
@@ -194,9 +226,8 @@ def mamba_chunk_scan_varlen(
         D,
         z,
         dt_bias,
-        dt_softplus,
-        dt_limit[0],
-        dt_limit[1],
+        bool(dt_softplus),
+        *bounds(dt_limit),
         initial_states,
         cu_chunk_seqlens,
         return_final_states,
@@ -240,8 +271,22 @@ def mamba_chunk_scan_varlen_inplace(
     Returns:
         y (total_len, nheads, headdim), which is `out` where given.
     """
+    require_types(
+        {
+            "x": x,
+            "dt": dt,
+            "A": A,
+            "B": B,
+            "C": C,
+            "ssm_pool": ssm_pool,
+            "cache_indices": cache_indices,
+            "query_start_loc": query_start_loc,
+        },
+        {"has_initial_state": has_initial_state, "D": D, "z": z, "dt_bias": dt_bias, "out": out},
+        {"chunk_size": chunk_size, "pad_slot_id": pad_slot_id},
+    )
     refuse_gradient("mamba_chunk_scan_varlen_inplace", x, dt, A, B, C, ssm_pool, D, z, dt_bias, out)
-    y = x.new_zeros(x.shape) if out is None else out
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _chunk_scan_varlen_inplace(
         x,
         dt,
@@ -257,9 +302,8 @@ def mamba_chunk_scan_varlen_inplace(
         D,
         z,
         dt_bias,
-        dt_softplus,
-        dt_limit[0],
-        dt_limit[1],
+        bool(dt_softplus),
+        *bounds(dt_limit),
         y,
     )
     return y
@@ -295,27 +339,15 @@ def selective_state_update(
     Returns:
         y like x.
     """
+    require_types(
+        {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C},
+        {"D": D, "z": z, "dt_bias": dt_bias, "state_batch_indices": state_batch_indices, "out": out},
+        {"pad_slot_id": pad_slot_id},
+    )
     refuse_gradient("selective_state_update", state, x, dt, A, B, C, D, z, dt_bias, out)
-    if state.ndim == 3:
-        y = x.new_empty(x.shape) if out is None else out
-        selective_state_update(
-            state.unsqueeze(1),
-            x.unsqueeze(1),
-            dt.unsqueeze(1),
-            A.unsqueeze(0),
-            B.unsqueeze(1) if B.ndim == 2 else B,
-            C.unsqueeze(1) if C.ndim == 2 else C,
-            None if D is None else D.unsqueeze(0),
-            None if z is None else z.unsqueeze(1),
-            None if dt_bias is None else dt_bias.unsqueeze(0),
-            dt_softplus,
-            state_batch_indices,
-            pad_slot_id,
-            y.unsqueeze(1),
-        )
-        return y
-    y = x.new_empty(x.shape) if out is None else out
-    _selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, y)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    tensors = with_heads(state, x, dt, A, B, C, D, z, dt_bias, y)
+    _selective_state_update(*tensors[:9], bool(dt_softplus), state_batch_indices, pad_slot_id, tensors[9])
     return y
 
 
@@ -325,30 +357,48 @@ def explain(function: Callable[..., Any], *args: Any, arch: str | None = None, *
     arch: "cpu" or a GPU architecture such as "sm_100a"; None plans for the device that x is on. Raises what the call
     would raise; nothing is computed and no data is read.
     """
-    builder = _PROBLEMS.get(function)
-    if builder is None:
-        names = ", ".join(f.__name__ for f in _PROBLEMS)
+    describe = next((builder for known, builder in _PROBLEMS if known is function), None)
+    if describe is None:
+        names = ", ".join(known.__name__ for known, _ in _PROBLEMS)
         raise UnsupportedError(f"explain knows no function {function!r}, expected one of {names}; pass one of them.")
-    x = kwargs.get("x", args[1] if function is selective_state_update and len(args) > 1 else args[0] if args else None)
-    problem = builder(*args, **kwargs)
-    return plan(problem, Device.of(x.device) if arch is None else Device.from_arch(arch))  # type: ignore[union-attr]
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    options = {"chunk_size", "pad_slot_id"} & given.keys()
+    no_tensors = options | {"state_dtype", "dt_limit", "dt_softplus"} | {n for n in given if n.startswith("return_")}
+    tensors = {name: value for name, value in given.items() if name not in no_tensors}
+    required = {n for n, p in bound.signature.parameters.items() if p.default is p.empty}
+    require_types(
+        {name: value for name, value in tensors.items() if name in required},
+        {name: value for name, value in tensors.items() if name not in required},
+        {name: given[name] for name in options},
+        given.get("state_dtype"),
+    )
+    if function not in (mamba_chunk_scan_combined, ssd_chunk_scan):
+        refuse_gradient(function.__name__, *tensors.values())
+    problem = describe(**given)
+    return plan(problem, Device.of(given["x"].device) if arch is None else Device.from_arch(arch))
 
 
-def _ssd_problem(
-    x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, *args: Any, chunk_size: int = 256, **kwargs: Any
-) -> Any:
-    names = ("D", "z", "initial_states")
-    kwargs.update(zip(names, args, strict=False))
-    return _problem.chunk_scan(x, None, None, B, C, chunk_size, log_decay=log_decay, **kwargs)
+def _ssd_problem(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, *, chunk_size: int, **rest: Any) -> Any:
+    return _problem.chunk_scan(x, None, None, B, C, chunk_size, log_decay=log_decay, **rest)
 
 
-_PROBLEMS: dict[Callable[..., Any], Callable[..., Any]] = {
-    mamba_chunk_scan_combined: _problem.chunk_scan,
-    ssd_chunk_scan: _ssd_problem,
-    mamba_chunk_scan_varlen: _problem.varlen,
-    mamba_chunk_scan_varlen_inplace: _problem.varlen_inplace,
-    selective_state_update: _problem.state_update,
-}
+def _update_problem(dt_softplus: bool, state_batch_indices: Tensor | None, pad_slot_id: int, **tensors: Any) -> Any:
+    names = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out")
+    headed = dict(zip(names, with_heads(*(tensors[name] for name in names)), strict=True))
+    return _problem.state_update(
+        **headed, dt_softplus=dt_softplus, state_batch_indices=state_batch_indices, pad_slot_id=pad_slot_id
+    )
+
+
+_PROBLEMS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
+    (mamba_chunk_scan_combined, _problem.chunk_scan),
+    (ssd_chunk_scan, _ssd_problem),
+    (mamba_chunk_scan_varlen, _problem.varlen),
+    (mamba_chunk_scan_varlen_inplace, _problem.varlen_inplace),
+    (selective_state_update, _update_problem),
+)
 
 
 def _returned(y: Tensor, *optional: tuple[bool, Tensor]) -> Any:

@@ -217,7 +217,7 @@ def _packed() -> Iterator[Figure]:
         part = made if mixed else {n: t[single:] if n != "A" else t for n, t in made.items()}
         offsets = [*range(single + 1), single + long] if mixed else [0, long]
         part = {**part, "query_start_loc": torch.tensor(offsets, dtype=torch.int32)}
-        slots = {
+        slots: dict[str, Any] = {
             "ssm_pool": pool,
             "cache_indices": torch.arange(len(offsets) - 1, dtype=torch.int32),
             "has_initial_state": torch.ones(len(offsets) - 1, dtype=torch.bool),

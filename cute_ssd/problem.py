@@ -5,7 +5,7 @@ bad ones, and returns the frozen description of the call. It runs in eager calls
 implementations that torch.compile uses. What needs data (offsets, slots, ids) is checked in `sequences.py`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -269,6 +269,84 @@ def state_update(
     )
 
 
+def require_types(
+    tensors: dict[str, Any],
+    optional: dict[str, Any],
+    integers: dict[str, Any] | None = None,
+    state_dtype: Any = None,
+) -> None:
+    """The types of arguments, which torch would otherwise refuse in words of its own."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise DtypeError(f"{name} is {_kind(value)}, expected a torch tensor; pass {name} as a tensor.")
+    for name, value in optional.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise DtypeError(f"{name} is {_kind(value)}, expected a torch tensor or None; pass {name} as a tensor.")
+    for name, value in (integers or {}).items():
+        if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+            raise DtypeError(f"{name} is {_kind(value)}, expected an integer; pass {name} as an int.")
+        if not isinstance(value, torch.SymInt) and abs(value) >= 2**63:
+            raise ShapeError(f"{name} is {value}, expected an integer of 64 bits; pass a smaller one.")
+    if state_dtype is not None and not isinstance(state_dtype, torch.dtype):
+        raise DtypeError(f"state_dtype is {_kind(state_dtype)}, expected a torch dtype; pass torch.float32 or None.")
+
+
+def bounds(dt_limit: Any) -> tuple[float, float]:
+    """(low, high) of dt_limit."""
+    if not isinstance(dt_limit, (tuple, list)) or len(dt_limit) != 2:
+        raise ShapeError(
+            f"dt_limit is {dt_limit!r}, expected two numbers (low, high); pass (0.0, float('inf')) for none."
+        )
+    for bound in dt_limit:
+        if not isinstance(bound, (int, float)):
+            raise DtypeError(f"dt_limit has {_kind(bound)}, expected two numbers (low, high); pass floats.")
+    if not dt_limit[0] <= dt_limit[1]:
+        raise ShapeError(f"dt_limit is {dt_limit}, expected (low, high) with low <= high; swap or correct the bounds.")
+    return float(dt_limit[0]), float(dt_limit[1])
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def with_heads(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    out: Tensor | None,
+) -> tuple[Any, ...]:
+    """The tensors of a decode step with a head dimension: those without one are the single head of theirs."""
+    if state.ndim != 3:
+        return state, x, dt, A, B, C, D, z, dt_bias, out
+    ranks = {
+        "x": (x, 2),
+        "dt": (dt, 2),
+        "A": (A, 2),
+        "D": (D, 1),
+        "z": (z, 2),
+        "dt_bias": (dt_bias, 1),
+        "out": (out, 2),
+    }
+    for name, (tensor, rank) in ranks.items():
+        if tensor is not None and tensor.ndim != rank:
+            raise ShapeError(
+                f"{name} has {tensor.ndim} dimensions {tuple(tensor.shape)}, expected {rank} with a state "
+                f"{tuple(state.shape)} without heads; reshape {name}, or the state to (batch, nheads, headdim, dstate)."
+            )
+
+    def at(axis: int, t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.unsqueeze(axis)
+
+    grouped = (t.unsqueeze(1) if t.ndim == 2 else t for t in (B, C))
+    return at(1, state), at(1, x), at(1, dt), at(0, A), *grouped, at(0, D), at(1, z), at(0, dt_bias), at(1, out)
+
+
 def refuse_gradient(function: str, *tensors: Tensor | None) -> None:
     """Inference functions raise when the call would have to record a gradient."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
@@ -321,8 +399,6 @@ def _packed(
 
 def _sizes(name: str, tensor: Tensor, axes: tuple[str, ...]) -> tuple[int, ...]:
     """The sizes of x, the tensor that all others are measured against."""
-    if not isinstance(tensor, Tensor):
-        raise DtypeError(f"{name} is a {type(tensor).__name__}, expected a torch tensor; pass {name} as a tensor.")
     shape = tensor.shape
     if len(shape) != len(axes):
         raise ShapeError(
@@ -374,8 +450,7 @@ def _discretisation(
         _floating("A", A, x, (("nheads", nheads),))
     if dt_bias is not None:
         _floating("dt_bias", dt_bias, x, (("nheads", nheads),))
-    if len(dt_limit) != 2 or not dt_limit[0] <= dt_limit[1]:
-        raise ShapeError(f"dt_limit is {dt_limit}, expected (low, high) with low <= high; swap or correct the bounds.")
+    bounds(dt_limit)
 
 
 def _skip_and_gate(x: Tensor, D: Tensor | None, z: Tensor | None, nheads: int, headdim: int) -> None:
@@ -449,7 +524,14 @@ def _out(out: Tensor, x: Tensor) -> None:
 
 
 def _writable(name: str, tensor: Tensor) -> None:
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    reach = 0  # of the axes seen so far, from the densest outwards; the next must step over it
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            break
+        reach += (size - 1) * stride
+    else:
+        return
+    if tensor.numel():
         raise ShapeError(
             f"{name} has strides {tuple(tensor.stride())}, "
             "expected every element at its own address since it is written; "
@@ -458,8 +540,6 @@ def _writable(name: str, tensor: Tensor) -> None:
 
 
 def _same_device(name: str, tensor: Tensor, x: Tensor) -> None:
-    if not isinstance(tensor, Tensor):
-        raise DtypeError(f"{name} is a {type(tensor).__name__}, expected a torch tensor; pass {name} as a tensor.")
     if tensor.device != x.device:
         raise ShapeError(f"{name} is on {tensor.device}, expected {x.device} where x is; move {name} there.")
 

@@ -63,6 +63,19 @@ BAD: list[tuple[Callable[..., None], dict[str, Any], type[Exception], str]] = [
     (scan, {"chunk_size": -64}, ShapeError, "chunk_size is -64"),
     (scan, {"dt_limit": (1.0, 0.5)}, ShapeError, "dt_limit"),
     (scan, {"dt_limit": (float("nan"), 0.5)}, ShapeError, "dt_limit"),
+    (scan, {"dt_limit": (0.0, 1.0, 2.0)}, ShapeError, "expected two numbers"),
+    (scan, {"dt_limit": None}, ShapeError, "dt_limit is None"),
+    (scan, {"dt_limit": (None, 1.0)}, DtypeError, "dt_limit has None"),
+    # types
+    (scan, {"x": [1.0]}, DtypeError, "x is a list, expected a torch tensor"),
+    (scan, {"dt": None}, DtypeError, "dt is None"),
+    (scan, {"A": None}, DtypeError, "A is None"),
+    (scan, {"D": 1.0}, DtypeError, "D is a float, expected a torch tensor or None"),
+    (ssd, {"log_decay": None}, DtypeError, "log_decay is None"),
+    (scan, {"chunk_size": 1.5}, DtypeError, "chunk_size is a float, expected an integer"),
+    (scan, {"chunk_size": None}, DtypeError, "chunk_size is None"),
+    (scan, {"chunk_size": 2**70}, ShapeError, "64 bits"),
+    (scan, {"state_dtype": "float32"}, DtypeError, "state_dtype is a str"),
     # dtypes
     (scan, {"x": torch.zeros(2, 20, 4, 8, dtype=torch.int32)}, DtypeError, "x is int32"),
     (scan, {"x": torch.zeros(2, 20, 4, 8, dtype=torch.complex64)}, DtypeError, "x is complex64"),
@@ -139,6 +152,9 @@ BAD_PREFILL: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"out": torch.zeros(4, 20, 8).transpose(0, 1)}, ShapeError, "out has strides"),
     ({"out": torch.zeros(20, 4, 16)[..., ::2]}, ShapeError, "out has strides"),
     ({"z": torch.zeros(20, 4)}, ShapeError, "z has shape"),
+    ({"query_start_loc": None}, DtypeError, "query_start_loc is None"),
+    ({"pad_slot_id": None}, DtypeError, "pad_slot_id is None"),
+    ({"ssm_pool": torch.zeros(3000).as_strided((4, 4, 8, 16), (256, 128, 16, 1))}, ShapeError, "ssm_pool has strides"),
 ]
 
 
@@ -196,6 +212,8 @@ BAD_DECODE: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"out": torch.zeros(3, 8, 4).transpose(1, 2)}, ShapeError, "out has strides"),
     ({"state": torch.zeros(3, 4, 8, 16, dtype=torch.int32)}, DtypeError, "state is int32"),
     ({"C": torch.zeros(3, 2, 16).bfloat16()}, DtypeError, "C is bfloat16"),
+    ({"C": None}, DtypeError, "C is None"),
+    ({"state": torch.zeros(3, 8, 16)}, ShapeError, "x has 3 dimensions .* without heads"),
 ]
 
 
@@ -214,6 +232,50 @@ def test_errors_are_what_they_say() -> None:
     assert issubclass(ShapeError, ValueError)
     assert issubclass(DtypeError, TypeError)
     assert issubclass(UnsupportedError, NotImplementedError)
+
+
+def test_a_pool_that_shares_memory() -> None:
+    arguments, pool, _ = prefill()
+    x = pool.view(-1)[: 20 * 4 * 8].view(20, 4, 8)
+    with pytest.raises(ShapeError, match="ssm_pool shares memory"):
+        cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "x": x})
+    made = {n: t[:, 0] if n != "A" else t for n, t in inputs(3, 1).items()}
+    state = torch.randn(3, 4, 8, 16)
+    with pytest.raises(ShapeError, match="state shares memory"):
+        cute_ssd.selective_state_update(state, **{**made, "x": state[..., 0]})
+
+
+def test_bad_chunks_are_refused_even_when_not_returned() -> None:
+    arguments, _, _ = prefill(cu_chunk_seqlens=ints(0, 9, 20))
+    for name in ("ssm_pool", "cache_indices", "has_initial_state"):
+        del arguments[name]
+    with pytest.raises(ShapeError, match="no boundary at 8"):
+        cute_ssd.mamba_chunk_scan_varlen(**arguments)
+
+
+def test_explain_raises_what_the_call_raises() -> None:
+    made = inputs(2, 20)
+    with pytest.raises(DtypeError, match="dt is None"):
+        cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **{**made, "dt": None}, chunk_size=64)
+    with pytest.raises(TypeError, match="too many positional"):
+        cute_ssd.explain(cute_ssd.ssd_chunk_scan, *([made["x"]] * 9))
+    row = {n: t[0] if n != "A" else t for n, t in made.items()}
+    row["x"].requires_grad_()
+    with pytest.raises(UnsupportedError, match="no_grad"):
+        cute_ssd.explain(cute_ssd.mamba_chunk_scan_varlen, **row, query_start_loc=ints(0, 20))
+    with pytest.raises(UnsupportedError, match="explain knows no function"):
+        cute_ssd.explain([1])
+
+
+def test_explain_every_function() -> None:
+    made = inputs(2, 20)
+    assert "GFLOP" in str(cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **made, chunk_size=64))
+    log_decay = -torch.rand(2, 4, 20)
+    assert cute_ssd.explain(cute_ssd.ssd_chunk_scan, made["x"], log_decay, made["B"], made["C"]).tile == 64
+    arguments, _, _ = prefill()
+    assert cute_ssd.explain(cute_ssd.mamba_chunk_scan_varlen_inplace, **arguments).problem.num_seqs == 2
+    headless = (torch.zeros(3, 5, 7), *[torch.zeros(3, 5)] * 2, torch.zeros(5, 7), *[torch.zeros(3, 7)] * 2)
+    assert cute_ssd.explain(cute_ssd.selective_state_update, *headless).problem.decode
 
 
 def test_explain_unknown() -> None:

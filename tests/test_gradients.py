@@ -161,6 +161,16 @@ def test_inference_functions_refuse(device: str) -> None:
             call()
 
 
+def test_second_order_is_refused(device: str) -> None:
+    made = inputs(device=device)
+    x = made["x"].requires_grad_()
+    (grad,) = torch.autograd.grad(
+        cute_ssd.mamba_chunk_scan_combined(**{**made, "x": x}, chunk_size=64).square().sum(), x, create_graph=True
+    )
+    with pytest.raises(cute_ssd.UnsupportedError, match="create_graph"):
+        grad.sum().backward()
+
+
 def test_activation_checkpointing(device: str) -> None:
     made = inputs(device=device)
 

@@ -84,23 +84,30 @@ def test_packed_equals_one_by_one(size: dict[str, int], lengths: list[int]) -> N
     """Bit for bit, also next to NaN, at the sizes that models have as well as at small ones."""
     total = sum(lengths)
     big = {"nheads": 24, "headdim": 64, "ngroups": 1, "dstate": 128} if size["seed"] % 5 == 0 else {}
-    made = packed(inputs(**{**size, **big, "batch": 1, "seqlen": total}))
+    made = inputs(**{**size, **big, "batch": 1, "seqlen": total})
+    more = extras(made)
+    names = ("x", "dt", "B", "C", "z")
+    if size["seed"] % 2:  # columns of a wider buffer
+        more["z"] = torch.stack((more["z"], more["z"]), -1)[..., 0]
+        made["x"] = torch.stack((made["x"], made["x"]), -1)[..., 0]
+    del more["initial_states"]
+    made = packed({**made, **more})
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     y, final = cute_ssd.mamba_chunk_scan_varlen(**made, query_start_loc=offsets, return_final_states=True)
     for s, length in enumerate(lengths):
         mine = slice(int(offsets[s]), int(offsets[s + 1]))
-        alone = {n: t[mine] if n != "A" else t for n, t in made.items()}
+        alone = {n: t[mine] if n in names else t for n, t in made.items()}
         y_s, final_s = cute_ssd.mamba_chunk_scan_varlen(
             **alone, query_start_loc=torch.tensor([0, length]), return_final_states=True
         )
         assert torch.equal(y[mine], y_s) and torch.equal(final[s], final_s[0])
-        batched = {n: t[None] if n != "A" else t for n, t in alone.items()}
+        batched = {n: t[None] if n in names else t for n, t in alone.items()}
         y_b, final_b = scan(batched)
         assert torch.equal(y_s, y_b[0]) and torch.equal(final_s, final_b)
     victim = len(lengths) // 2
     mine = slice(int(offsets[victim]), int(offsets[victim + 1]))
-    dirty = {n: t if n == "A" else torch.full_like(t, float("nan")) for n, t in made.items()}
-    for name in ("x", "dt", "B", "C"):
+    dirty = {n: torch.full_like(t, float("nan")) if n in names else t for n, t in made.items()}
+    for name in names:
         dirty[name][mine] = made[name][mine]
     y_n, final_n = cute_ssd.mamba_chunk_scan_varlen(**dirty, query_start_loc=offsets, return_final_states=True)
     assert torch.equal(y_n[mine], y[mine]) and torch.equal(final_n[victim], final[victim])

@@ -178,6 +178,39 @@ def test_many_heads_in_blocks(device: str) -> None:
         check(final, f_true, f_eager)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(device: str, dtype: torch.dtype) -> None:
+    """fp32 inputs keep fp32 sums: backend products are not the caller's matmuls."""
+    for seqlen in (10, 100):
+        made = inputs(1, seqlen, device=device)
+        floats = [{n: t.clone().requires_grad_() for n, t in made.items()} for _ in range(2)]
+        plain = cute_ssd.mamba_chunk_scan_combined(**floats[0], chunk_size=64)
+        with torch.autocast(device, dtype=dtype):
+            cast = cute_ssd.mamba_chunk_scan_combined(**floats[1], chunk_size=64)
+            cast.sum().backward()
+        plain.sum().backward()
+        assert torch.equal(plain, cast)
+        assert all(torch.equal(floats[0][n].grad, floats[1][n].grad) for n in made)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 3, 2), (0, 3, 2, 1), (3, 2, 1, 0)])
+def test_strided_states(device: str, order: tuple[int, ...]) -> None:
+    """Initial states and the gradient of final states in any layout."""
+    made = inputs(2, 70, device=device)
+    start = torch.randn(2, 4, 8, 16, device=device)
+    shape = [start.shape[axis] for axis in order]
+    strided = torch.empty(shape, device=device).permute([order.index(axis) for axis in range(4)]).copy_(start)
+    results = []
+    for states in (start, strided):
+        leaf = states.clone(memory_format=torch.preserve_format).requires_grad_()
+        y, final = cute_ssd.mamba_chunk_scan_combined(
+            **made, chunk_size=64, initial_states=leaf, return_final_states=True
+        )
+        final.permute(order).square().sum().backward()
+        results.append((y, final, leaf.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_inputs_are_not_written(device: str) -> None:
     made = inputs(device=device)
     kwargs = extras(made)

@@ -83,11 +83,13 @@ def test_no_sequences(device: str) -> None:
     assert (y == 0).all() and final.shape == (0, 4, 8, 16) and chunks.shape == (0, 4, 8, 16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("chunk_size", [1, 7, 32, 64, 128, 1000])
 @pytest.mark.parametrize("lengths", [[100], [37, 0, 1, 62], [128, 64, 130]])
-def test_chunk_states(device: str, lengths: list[int], chunk_size: int) -> None:
+def test_chunk_states(device: str, lengths: list[int], chunk_size: int, dtype: torch.dtype) -> None:
     """The state at each boundary equals that of the truncated sequence; y and final states keep their bits."""
-    arguments, start = problem(lengths, device=device)
+    arguments, start = problem(lengths, dtype, device)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
     plain = cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start, return_final_states=True)
     y, final, chunks = cute_ssd.mamba_chunk_scan_varlen(
         **arguments, initial_states=start, chunk_size=chunk_size, return_final_states=True, return_chunk_states=True
@@ -102,7 +104,7 @@ def test_chunk_states(device: str, lengths: list[int], chunk_size: int) -> None:
                 for n, t in arguments.items()
             }
             cut["query_start_loc"] = torch.tensor([0, end], dtype=torch.int32)
-            true, eager = truth(cut, start[s : s + 1])[1], truth(cut, start[s : s + 1], torch.float32)[1]
+            true, eager = truth(cut, start[s : s + 1])[1], truth(cut, start[s : s + 1], wide)[1]
             check(chunks[row : row + 1], true, eager)
             row += 1
     assert (chunks[row:] == 0).all()
