@@ -18,8 +18,8 @@ PACKAGES = (
     ("tqdm", "tqdm", True),
     ("transformers", "transformers", False),
 )
-# The package reads none of its own; these two of torch and CUDA decide what it runs on.
-ENVIRONMENT = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+# The package reads none of its own; these of OpenMP and CUDA decide what torch runs on.
+ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
 
 
 def describe() -> dict[str, Any]:

@@ -29,6 +29,7 @@ def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 @pytest.fixture
 def short_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite with sequences of at most 20 tokens and two rows."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # what `check` sets where it is unset, so that it leaves nothing
     full = suite.cases
 
     def short(numbers: list[int] | None = None) -> list[suite.Case]:
@@ -123,6 +124,7 @@ def test_check_says_which_device_it_left_out(
     assert captured.err == "A GPU is not used: no kernel.\n" and "on cpu" in captured.out
 
 
+@pytest.mark.usefixtures("short_suite")
 def test_check_refuses_what_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--case", "99"]) == 2
     assert "case is 99, expected 0 to 15" in capsys.readouterr().err
