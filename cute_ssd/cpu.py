@@ -163,7 +163,7 @@ def scan(
         length = sequences.stops[ids[0]] - sequences.starts[ids[0]]
         at_ends: dict[int, list[Tensor]] = {end: [] for end in ends}
         if length == 1:
-            last = _one_token(inputs, window, initial(ids), plan, keep, y)
+            last = _one_token(inputs, window, initial(ids), plan, keep, y, workspace)
         else:
             last = _tokens(inputs, window, initial(ids), plan, keep, y, length, at_ends, workspace)
         if final is not None and last is not None:
@@ -204,7 +204,13 @@ def _tokens(
 
 
 def _one_token(
-    inputs: Inputs, window: Window, start: Tensor | None, plan: Plan, keep: bool, y: Tensor
+    inputs: Inputs,
+    window: Window,
+    start: Tensor | None,
+    plan: Plan,
+    keep: bool,
+    y: Tensor,
+    workspace: Workspace,
 ) -> Tensor | None:
     """Sequences of one token: the recurrence itself, which reads and writes each state once."""
     where, f = window.at(0, 1), inputs.dtype
@@ -221,9 +227,10 @@ def _one_token(
     y[where] = _skip_and_gate(inputs, where, result[:, None]).to(y.dtype)
     if not keep:
         return None
+    state = workspace.empty("state", *x.shape, B.shape[-1])
     if start is None:
-        return dx[..., None] * B[:, :, None]
-    return torch.addcmul(start * decay[..., None], dx[..., None], B[:, :, None])
+        return torch.mul(dx[..., None], B[:, :, None], out=state)
+    return torch.mul(start, decay[..., None], out=state).addcmul_(dx[..., None], B[:, :, None])
 
 
 def single_rows(plan: Plan) -> int:

@@ -153,7 +153,8 @@ class _RowStates:
         if len(owned) == len(ids) and rows == list(range(rows[0], rows[0] + len(rows))):
             return states[rows[0] : rows[0] + len(rows)]
         found = torch.zeros(len(ids), *states.shape[1:], dtype=dtype)
-        found[owned] = states[[rows[i] for i in owned]].to(dtype)
+        for i in owned:
+            found[i] = states[rows[i]]
         return found
 
     def scatter(self, states: Tensor, owners: list[int | None], ids: list[int], values: Tensor) -> None:
@@ -178,7 +179,7 @@ def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         if return_final_states:
             rows.scatter(final_states, rows.lasts, ids, states)
         if return_varlen_states:
-            varlen_states[ids] = states.to(p.state_dtype)
+            _scatter(varlen_states, ids, states)
 
     cpu.scan(
         _scan_inputs(p, *inputs),
@@ -319,6 +320,17 @@ def _packed_inputs(
     )
 
 
+def _gather(states: Tensor, rows: list[int]) -> Tensor:
+    """states[rows]; a view where it is one row."""
+    return states[rows[0] : rows[0] + 1] if len(rows) == 1 else states[rows]
+
+
+def _scatter(states: Tensor, rows: list[int], values: Tensor) -> None:
+    """states[rows] = values, row by row: faster than indexing for rows as large as states."""
+    for row, value in zip(rows, values, strict=True):
+        states[row] = value
+
+
 def _keywords(settings: tuple[Any, ...]) -> dict[str, Any]:
     names = ("chunk_size", "D", "z", "dt_bias", "dt_softplus")
     return {**dict(zip(names, settings, strict=False)), "dt_limit": tuple(settings[5:7])}
@@ -363,7 +375,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
         first_row.append(first_row[-1] + len(mine))
 
     def final(ids: list[int], states: Tensor) -> None:
-        final_states[ids] = states.to(p.state_dtype)
+        _scatter(final_states, ids, states)
 
     def chunk_state(ids: list[int], end: int, states: Tensor) -> None:
         if ends is not None:
@@ -374,7 +386,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
         sequences,
         _plan(p, x),
         out[None],
-        lambda ids: None if initial_states is None else initial_states[ids],
+        lambda ids: None if initial_states is None else _gather(initial_states, ids),
         final if return_final_states else None,
         ends,
         chunk_state,
@@ -411,16 +423,21 @@ def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
     started = [False] * len(slots) if has_initial_state is None else has_initial_state.tolist()
 
     def initial(ids: list[int]) -> Tensor | None:
-        reading = [(i, slots[s]) for i, s in enumerate(ids) if started[s] and slots[s] is not None]
+        reading = [(i, slot) for i, s in enumerate(ids) if started[s] and (slot := slots[s]) is not None]
         if not reading:
             return None
+        if len(reading) == len(ids):
+            return _gather(ssm_pool, [slot for _, slot in reading])
         found = torch.zeros(len(ids), *p.state_shape, dtype=p.compute_dtype)
-        found[[i for i, _ in reading]] = ssm_pool[[slot for _, slot in reading]].to(p.compute_dtype)
+        for i, slot in reading:
+            found[i] = ssm_pool[slot]
         return found
 
     def final(ids: list[int], states: Tensor) -> None:
-        writing = [(i, slots[s]) for i, s in enumerate(ids) if slots[s] is not None]
-        ssm_pool[[slot for _, slot in writing]] = states[[i for i, _ in writing]].to(ssm_pool.dtype)
+        for i, s in enumerate(ids):
+            slot = slots[s]
+            if slot is not None:
+                ssm_pool[slot] = states[i]
 
     cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings=args[10:17]), sequences, _plan(p, x), out[None], initial, final)
 

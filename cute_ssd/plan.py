@@ -1,5 +1,6 @@
 """plan(problem, device) -> Plan: what will run and why. Pure python, the same answer on every machine."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from . import __version__
@@ -11,8 +12,8 @@ from .problem import Problem
 # the two and keeps the matrix products at the machine's full rate.
 TILE = 64
 # Head-tiles worked on at once: enough to hide the cost of a call behind the arithmetic, few enough for the caches
-# (their Q*Q decay matrices take 2 MiB in fp32).
-HEAD_TILES = 128
+# (their Q*Q decay matrices take 4 MiB in fp32).
+HEAD_TILES = 256
 # Bytes of state a decode step works on at once: read from memory, used three times from the cache, written back.
 STATE_BLOCK_BYTES = 1 << 19
 
@@ -62,6 +63,7 @@ def require_support(problem: Problem, device: Device) -> None:
         )
 
 
+@lru_cache(maxsize=1024)
 def plan(problem: Problem, device: Device) -> Plan:
     """The plan for `problem` on `device`; raises what `require_support` raises."""
     require_support(problem, device)
