@@ -208,12 +208,12 @@ def _linearity() -> Iterator[Figure]:
 
 
 def _packed() -> Iterator[Figure]:
-    """A prefill among decode tokens, as a server batches them: with fresh states, and with states in a pool."""
+    """A prefill among decode tokens, as a server batches them: y alone, with fresh states, with states in a pool."""
     single, long = 64, SEQLEN
     made = {n: t[0] if n != "A" else t for n, t in _inputs(single + long).items()}
     pool = torch.randn(single + 1, NHEADS, HEADDIM, DSTATE)
 
-    def sides(mixed: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    def sides(mixed: bool) -> tuple[Callable[[], Any], ...]:
         part = made if mixed else {n: t[single:] if n != "A" else t for n, t in made.items()}
         offsets = [*range(single + 1), single + long] if mixed else [0, long]
         part = {**part, "query_start_loc": torch.tensor(offsets, dtype=torch.int32)}
@@ -224,11 +224,16 @@ def _packed() -> Iterator[Figure]:
             "dt_softplus": False,
         }
         return (
+            lambda: mamba_chunk_scan_varlen(**part),
             lambda: mamba_chunk_scan_varlen(**part, return_final_states=True),
             lambda: mamba_chunk_scan_varlen_inplace(**part, **slots),
         )
 
-    names = (f"{single} one-token sequences and {long} over {long} alone", "the same on a pool of states")
+    names = (
+        f"{single} one-token sequences and {long} over {long} alone",
+        "the same with fresh final states",
+        "the same on a pool of states",
+    )
     for name, mixed, alone in zip(names, sides(True), sides(False), strict=True):
         both, one = _fastest(mixed, alone)
         yield Figure(name, both / one, "x", "max", 1.5, f"{both * 1e3:.1f} ms against {one * 1e3:.1f} ms")
