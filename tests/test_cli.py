@@ -279,7 +279,7 @@ def test_bench_measures_every_goal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(bench, "DECODE", (2, 4, 8, 16))
     assert main(["bench", "--cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["figures"]
-    assert [f["goal"] for f in found] == [8.0, 3.0, 0.5, 1.3, 2.0, 1.15, 1.5, 1.5, 0.4, 40.0]
+    assert [f["goal"] for f in found] == [8.0, 3.0, 0.5, 1.3, 2.0, 1.15, 1.5, 1.5, 1.5, 0.4, 40.0]
     assert all(f["value"] is None or f["value"] > 0 or f["unit"] == "us" for f in found)
 
 
