@@ -15,7 +15,7 @@ TILE = 64
 # (their Q*Q decay matrices take 4 MiB in fp32).
 HEAD_TILES = 256
 # Bytes of state a decode step works on at once: read from memory, used three times from the cache, written back.
-STATE_BLOCK_BYTES = 1 << 19
+STATE_BLOCK_BYTES = 1 << 20
 
 
 class Plan(NamedTuple):
