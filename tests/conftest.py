@@ -1,9 +1,16 @@
 """Executors and poisoned memory for every test."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+# Under CI the same examples every time: a gate must give the same answer twice. Elsewhere they vary.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
