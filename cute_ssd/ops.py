@@ -1,6 +1,7 @@
 """The operators as torch.library knows them: schema, CPU, CUDA, fake and autograd.
 
-Every implementation builds the `Problem` first, so that eager calls and torch.compile raise the same errors. CUDA
+Every implementation builds the `Problem` first, so that eager calls and torch.compile check the same (torch.compile
+wraps what is raised in an error of its own). CUDA
 implementations plan, which raises `UnsupportedError` until there are kernels. Optional outputs are empty tensors.
 """
 
