@@ -126,11 +126,13 @@ def _backward_of_step(
     dmixed = torch.bmm(g.view(-1, Q, P), tiles.dx.view(-1, Q, P).transpose(1, 2)).view(K, n, H, Q, Q).tril_()
     dmixed *= tiles.decay
     G = tiles.B.shape[2]
-    dscores = dmixed.view(K, n, G, H // G, Q, Q).sum(3)
-    scores = tiles.scores[:, :, :, None].expand(K, n, G, H // G, Q, Q).reshape(K, n, H, Q, Q)
-    decayed = scores * dmixed  # each term's share of d dA_cumsum[i] - d dA_cumsum[j]
+    by_group = (K, n, G, H // G, Q, Q)
+    scores = tiles.scores[:, :, :, None]  # of all heads of a group
+    dscores = dmixed.view(by_group).sum(3)
+    # Each term's share of d dA_cumsum[i] - d dA_cumsum[j].
+    decayed = (dmixed.view(by_group) * scores).view(K, n, H, Q, Q)
     dcumsum = decayed.sum(-1) - decayed.sum(-2)
-    mixed = scores * tiles.decay
+    mixed = tiles.decay.view(by_group) * scores
     ddx = torch.bmm(mixed.view(-1, Q, Q).transpose(1, 2), g.view(-1, Q, P)).view(K, n, H, Q, P)
     dB, dC = dscores.transpose(3, 4) @ tiles.C, dscores @ tiles.B
     dstate = _state_backward(tiles, state, g, dstate, dcumsum, ddx, dB, dC, workspace)

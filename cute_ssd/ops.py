@@ -364,11 +364,9 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     x, query_start_loc, out = args[0], args[5], args[-1]
     initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states = args[-6:-2]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
-    ends = None
-    if return_chunk_states or cu_chunk_seqlens is not None:
-        ends = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen)
-    if not return_chunk_states:
-        ends = None
+    wanted = return_chunk_states or cu_chunk_seqlens is not None  # contradicting chunks are refused in any case
+    checked = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen) if wanted else None
+    ends = checked if return_chunk_states else None
     _refuse_overlap("out", out, args[:-1])
     final_states, chunk_states = _varlen_outputs(p, args)
     first_row = [0]
@@ -447,12 +445,8 @@ def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
     _require_support(_inplace_problem(*args), args[0])
 
 
-def _update_problem(*args: Any) -> Problem:
-    return problem.state_update(*args)
-
-
 def _selective_state_update_cpu(*args: Any) -> None:
-    p = _update_problem(*args)
+    p = problem.state_update(*args)
     state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, out = args
     slots = None
     if state_batch_indices is not None:
@@ -463,7 +457,7 @@ def _selective_state_update_cpu(*args: Any) -> None:
 
 
 def _selective_state_update_fake(*args: Any) -> None:
-    _require_support(_update_problem(*args), args[1])
+    _require_support(problem.state_update(*args), args[1])
 
 
 def _refuse_overlap(name: str, out: Tensor, inputs: tuple[Any, ...]) -> None:
