@@ -16,10 +16,11 @@ from torch import Tensor
 
 from . import ops as _ops  # noqa: F401  (registers the operators)
 from . import problem as _problem
+from .checks import bounds, refuse_gradient, require_types
 from .device import Device
 from .errors import UnsupportedError
 from .plan import Plan, plan
-from .problem import INF, bounds, refuse_gradient, require_types, with_heads
+from .problem import INF, with_heads
 
 _chunk_scan = torch.ops.cute_ssd.chunk_scan.default
 _chunk_scan_varlen = torch.ops.cute_ssd.chunk_scan_varlen.default

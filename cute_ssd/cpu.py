@@ -7,13 +7,14 @@ A sequence is cut into tiles of `plan.TILE` tokens, whatever the caller's chunk_
     state  = exp(dA_cumsum[last]) state + (decay_to_last ∘ dt x)ᵀ · B
 
 Several tiles, rows and heads are worked on at once (`Plan.tiles`, `.rows`, `.heads`); only the state passes from tile
-to tile. A sequence is always cut from its own start and each tile is copied into fresh contiguous buffers, so its
-bits do not depend on what else is in the call.
+to tile. A sequence is always cut from its own start and what the products of a tile read lies as in fresh contiguous
+buffers, so its bits do not depend on what else is in the call.
 
 Note [Decays]: dA_cumsum is summed and subtracted in fp64, since after one huge step fp32 has no digits left for the
 small ones; the differences are rounded to the compute dtype before exp. A decay below tiny/eps of that dtype
 becomes 0, so that no product is denormal (those cost a hundred times a normal one), and steps below DECAY_FLOOR are
-raised to it (their exp is 0 either way), so that -inf cannot make inf - inf.
+raised to it (their exp is 0 either way), so that -inf cannot make inf - inf. Above the diagonal a difference may be
+large and positive: its exp is kept finite, and the scores there are 0.
 
 Note [Two tokens]: a tile of one token would make its products matrix-vector ones, whose bits depend in BLAS on how many
 there are in the call. `load` adds a token of zeros, which changes neither state nor output.
@@ -122,7 +123,7 @@ class Tiles(NamedTuple):
     B: Tensor  # (K, n, G, Q, N) contiguous
     C: Tensor  # (K, n, G, Q, N) contiguous
     scores: Tensor  # (K, n, G, Q, Q) = C Bᵀ, zero above the diagonal
-    decay: Tensor  # (K, n, H, Q, Q) = exp(dA_cumsum[i] - dA_cumsum[j]), 1 above the diagonal
+    decay: Tensor  # (K, n, H, Q, Q) = exp(dA_cumsum[i] - dA_cumsum[j]); above the diagonal any finite number
     dA_cumsum: Tensor  # (K, n, H, Q) fp64
     from_start: Tensor  # (K, n, H, Q) = exp(dA_cumsum)
     to_end: Tensor  # (K, n, H, Q) = exp(dA_cumsum[last] - dA_cumsum)
@@ -135,10 +136,14 @@ class Tiles(NamedTuple):
         G = self.B.shape[2]
         return t.view(K, n, G, H // G, Q, P).transpose(3, 4)
 
+    def factor(self, t: Tensor) -> Tensor:
+        """(K, n, H, Q) -> (K, n, G, Q, R, 1), contiguous: to be read once for every channel."""
+        return self.by_group(t[..., None]).contiguous()
+
 
 InitialStates = Callable[[list[int]], Tensor | None]
-FinalStates = Callable[[list[int], Tensor], None]
-ChunkStates = Callable[[list[int], int, Tensor], None]
+FinalStates = Callable[[int], list[Tensor]]
+ChunkStates = Callable[[int, int], Tensor]
 
 
 def scan(
@@ -154,23 +159,34 @@ def scan(
     """Writes the rows of `y` (batch, seqlen, nheads, headdim) that belong to a sequence.
 
     `initial(ids)` gives the states (n, nheads, headdim, dstate) that sequences `ids` start from, None for zeros;
-    `final(ids, states)` takes their last ones. With `chunk_ends` (token counts per sequence)
-    `chunk_state(ids, end, states)` takes the state after each.
+    `final(s)` the tensors (nheads, headdim, dstate) that take the last state of sequence s, which may be where its
+    initial one is read. With `chunk_ends` (token counts per sequence) `chunk_state(s, end)` is that for the one after
+    each.
     """
     workspace = Workspace(inputs.dtype)
     for ids, ends in _side_by_side(sequences, plan, chunk_ends):
-        window, keep = Window.over(sequences, ids), final is not None or bool(ends)
+        window = Window.over(sequences, ids)
+        homes = [[] if final is None else final(s) for s in ids]
         length = sequences.stops[ids[0]] - sequences.starts[ids[0]]
-        at_ends: dict[int, list[Tensor]] = {end: [] for end in ends}
+        inside: dict[int, list[Tensor]] = {end: [] for end in ends if end != length}
+        if chunk_state is not None and length in ends:
+            homes[0].append(chunk_state(ids[0], length))
         if length == 1:
-            last = _one_token(inputs, window, initial(ids), plan, keep, y, workspace)
+            _one_token(inputs, window, ids, initial, homes, plan, y, workspace)
         else:
-            last = _tokens(inputs, window, initial(ids), plan, keep, y, length, at_ends, workspace)
-        if final is not None and last is not None:
-            final(ids, last)
-        if chunk_state is not None and last is not None:
-            for end, parts in at_ends.items():
-                chunk_state(ids, end, last if end == length else torch.cat(parts, 1))
+            last = _tokens(inputs, window, initial(ids), plan, any(homes), y, length, inside, workspace)
+            if last is not None:
+                _bring_home(homes, last)
+        if chunk_state is not None:
+            for end, parts in inside.items():
+                chunk_state(ids[0], end).copy_(torch.cat(parts, 1)[0])
+
+
+def _bring_home(homes: list[list[Tensor]], states: Tensor) -> None:
+    """Row by row: faster than indexing for rows as large as states."""
+    for tensors, state in zip(homes, states, strict=True):
+        for tensor in tensors:
+            tensor.copy_(state)
 
 
 def _tokens(
@@ -181,17 +197,17 @@ def _tokens(
     keep: bool,
     y: Tensor,
     length: int,
-    at_ends: dict[int, list[Tensor]],
+    inside: dict[int, list[Tensor]],
     workspace: Workspace,
 ) -> Tensor | None:
-    """Sequences of `length` tokens side by side; the states after them if `keep`."""
-    ends, stops = list(at_ends), []
+    """Sequences of `length` tokens side by side; the states after them if `keep`, and those `inside` them."""
+    ends, stops = list(inside), []
     for h0, h1 in head_blocks(plan):
         part = inputs.heads(h0, h1)
         state = None if start is None else fresh(start[:, h0:h1], inputs.dtype)
         for t0, K, Q in steps(length, plan.tiles):
             tiles = load(part, window, t0, K, Q, workspace)
-            visit = partial(_collect, tiles, t0, ends, at_ends) if ends else None
+            visit = partial(_collect, tiles, t0, ends, inside) if ends else None
             products, state = pass_states(tiles, state, workspace, not keep and t0 + K * Q == length, visit)
             _write(part, window.at(t0, t0 + K * Q), tiles, products, y[:, :, h0:h1], workspace)
         stops.append(state)
@@ -206,13 +222,14 @@ def _tokens(
 def _one_token(
     inputs: Inputs,
     window: Window,
-    start: Tensor | None,
+    ids: list[int],
+    initial: InitialStates,
+    homes: list[list[Tensor]],
     plan: Plan,
-    keep: bool,
     y: Tensor,
     workspace: Workspace,
-) -> Tensor | None:
-    """Sequences of one token: the recurrence itself, which reads and writes each state once."""
+) -> None:
+    """Sequences of one token: the recurrence itself, which reads a state once and writes it where it belongs."""
     where, f = window.at(0, 1), inputs.dtype
     x = inputs.x[where][:, 0].to(f)
     dt, dA = discretise(inputs, where)
@@ -221,16 +238,25 @@ def _one_token(
     per_group = x.shape[1] // inputs.B.shape[2]
     B, C = (t[where][:, 0].to(f).repeat_interleave(per_group, dim=1) for t in (inputs.B, inputs.C))
     result = dx * (B * C).sum(-1, keepdim=True)
-    if start is not None:
-        start = start.to(f)
-        result += decay * times_vector(start, C, single_rows(plan) == 1)
+    rows = single_rows(plan)
+    for i in range(0, len(ids), rows):
+        some = slice(i, min(i + rows, len(ids)))
+        start, takers = initial(ids[some]), homes[some]
+        if start is not None:
+            start = start.to(f)
+            result[some] += decay[some] * times_vector(start, C[some], rows == 1)
+        if not any(takers):
+            continue
+        if len(takers) == 1 and takers[0][0].dtype == f:
+            state = takers[0].pop()[None]
+        else:
+            state = workspace.empty("state", len(takers), *plan.problem.state_shape)
+        if start is None:
+            torch.mul(dx[some, ..., None], B[some, :, None], out=state)
+        else:
+            torch.mul(start, decay[some, ..., None], out=state).addcmul_(dx[some, ..., None], B[some, :, None])
+        _bring_home(takers, state)
     y[where] = _skip_and_gate(inputs, where, result[:, None]).to(y.dtype)
-    if not keep:
-        return None
-    state = workspace.empty("state", *x.shape, B.shape[-1])
-    if start is None:
-        return torch.mul(dx[..., None], B[:, :, None], out=state)
-    return torch.mul(start, decay[..., None], out=state).addcmul_(dx[..., None], B[:, :, None])
 
 
 def single_rows(plan: Plan) -> int:
@@ -248,15 +274,15 @@ def times_vector(state: Tensor, vector: Tensor, one_row: bool) -> Tensor:
 
 
 def _collect(
-    tiles: Tiles, t0: int, ends: list[int], at_ends: dict[int, list[Tensor]], k: int, state: Tensor | None
+    tiles: Tiles, t0: int, ends: list[int], inside: dict[int, list[Tensor]], k: int, state: Tensor | None
 ) -> None:
     """Appends the states after the chunk ends from the start of tile k to before its end; `state` is that before it."""
     first = t0 + k * tiles.B.shape[3]
     for end in ends[bisect_left(ends, first) : bisect_left(ends, first + tiles.B.shape[3])]:
         if end > first:
-            at_ends[end].append(_state_inside(tiles, k, state, end - first))
+            inside[end].append(_state_inside(tiles, k, state, end - first))
         elif state is not None:
-            at_ends[end].append(state.clone())
+            inside[end].append(state.clone())
 
 
 def _side_by_side(
@@ -264,7 +290,7 @@ def _side_by_side(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(sequences of one length, their chunk ends); with chunk ends one sequence at a time."""
     for length, ids in sequences.by_length():
-        rows = single_rows(plan) if length == 1 else plan.rows
+        rows = max(single_rows(plan), plan.rows) if length == 1 else plan.rows
         if chunk_ends is not None:
             yield from (([s], chunk_ends[s]) for s in ids)
         else:
@@ -303,20 +329,27 @@ def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Wor
     dA_cumsum = dA.clamp(min=DECAY_FLOOR).cumsum(3)  # type: ignore[union-attr]
     G, N = inputs.B.shape[2:]
     B, C = (
-        workspace.empty(name, K, n, G, Q, N).copy_(two_tokens(t[where]).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4))
+        _aligned(name, two_tokens(t[where]).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4), workspace)
         for name, t in (("B", inputs.B), ("C", inputs.C))
     )
-    scores = torch.bmm(C.view(-1, Q, N), B.view(-1, Q, N).transpose(1, 2)).tril_().view(K, n, G, Q, Q)
-    # Above the diagonal the difference may be a large positive number: tril_ makes it 0 before exp.
-    decay = exp_(_differences(dA_cumsum, workspace).tril_())
+    scores = torch.bmm(C.view(-1, Q, N), B.view(-1, Q, N).mT).tril_().view(K, n, G, Q, Q)
+    lowest, highest = dA_cumsum.aminmax()
+    decay = exp_(_differences(dA_cumsum, workspace), highest.item() - lowest.item())
     dx = workspace.empty("dx", K, n, H, Q, P)
     if dt is None:
         dx.copy_(x)
     else:
         torch.mul(x, dt[..., None], out=dx)
     from_start = exp_(dA_cumsum.to(f, copy=True))
-    to_end = exp_((dA_cumsum[..., -1:] - dA_cumsum).to(f))
+    to_end = decay[..., -1, :].clone()  # output() uses decay up
     return Tiles(x, dx, B, C, scores, decay, dA_cumsum, from_start, to_end, dt, tokens)
+
+
+def _aligned(name: str, t: Tensor, workspace: Workspace) -> Tensor:
+    """t as fresh memory would hold it, whose place decides on the bits of a BLAS product: itself or a copy."""
+    if t.dtype == workspace.dtype and t.is_contiguous() and t.data_ptr() % 64 == 0:
+        return t.view(-1).view(t.shape)  # axes of size 1 with the strides of fresh memory, too
+    return workspace.empty(name, *t.shape).copy_(t)
 
 
 def two_tokens(t: Tensor) -> Tensor:
@@ -362,11 +395,14 @@ def _differences(cumsum: Tensor, workspace: Workspace) -> Tensor:
     return difference
 
 
-def exp_(difference: Tensor) -> Tensor:
-    """exp in place, 0 where it would be below tiny/eps; see Note [Decays]."""
+def exp_(difference: Tensor, reach: float = math.inf) -> Tensor:
+    """exp in place, 0 where it would be below tiny/eps and never inf; see Note [Decays]. `reach` bounds |difference|:
+    where it is small, two of the three passes would change nothing."""
     info = torch.finfo(difference.dtype)
     smallest = info.tiny / info.eps
-    return torch.threshold_(difference.clamp_(min=math.log(smallest) - 1).exp_(), smallest, 0.0)
+    if reach < -math.log(smallest) - 1:
+        return difference.exp_()
+    return torch.threshold_(difference.clamp_(math.log(smallest) - 1, math.log(info.max) - 1).exp_(), smallest, 0.0)
 
 
 def pass_states(
@@ -385,7 +421,8 @@ def pass_states(
     H, P = tiles.dx.shape[2], tiles.dx.shape[4]
     # What each token adds to the state, decayed to the end of its tile.
     weighted = workspace.empty("weighted", K, n, G, Q, H // G, P)
-    torch.mul(tiles.by_group(tiles.dx), tiles.by_group(tiles.to_end[..., None]), out=weighted)
+    weight = tiles.to_end if tiles.dt is None else tiles.to_end * tiles.dt
+    torch.mul(tiles.by_group(tiles.x), tiles.factor(weight), out=weighted)
     products = workspace.empty("products", K, n, G, Q, H // G, P)
     columns = weighted.view(K, n * G, Q, -1).transpose(2, 3).unbind()
     B, C = tiles.B.view(K, n * G, Q, N).unbind(), tiles.C.view(K, n * G, Q, N).unbind()
@@ -395,7 +432,7 @@ def pass_states(
         if flat is None:
             product.zero_()
         else:
-            torch.bmm(C[k], flat.transpose(1, 2), out=product)
+            torch.bmm(C[k], flat.mT, out=product)
         if visit is not None:
             visit(k, state)
         if last and k == K - 1:
@@ -425,10 +462,10 @@ def output(tiles: Tiles, products: Tensor, out: Tensor, workspace: Workspace) ->
     K, n, G, Q, _ = tiles.B.shape
     H, P = tiles.dx.shape[2], tiles.dx.shape[4]
     mixed = tiles.decay.view(K, n, G, H // G, Q, Q).mul_(tiles.scores[:, :, :, None]).view(-1, Q, Q)
-    y_diag = workspace.empty("y_diag", K, n, H, Q, P)
+    y_diag = workspace.empty("weighted", K, n, H, Q, P)  # what was there is in the states by now
     torch.bmm(mixed, tiles.dx.view(-1, Q, P), out=y_diag.view(-1, Q, P))
     y = out.unflatten(2, (G, H // G)).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4, 5)  # (K, n, G, Q, R, P)
-    torch.addcmul(tiles.by_group(y_diag), products, tiles.by_group(tiles.from_start[..., None]), out=y)
+    torch.addcmul(tiles.by_group(y_diag), products, tiles.factor(tiles.from_start), out=y)
 
 
 def _write(

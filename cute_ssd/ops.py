@@ -66,8 +66,20 @@ def _register(name: str, cpu_impl: Callable[..., Any], fake_impl: Callable[..., 
     torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
 
 
-def _plan(problem: Problem, x: Tensor) -> Plan:
-    return plan(problem, Device.of(x.device))
+_ASKED: dict[Any, tuple[Problem, Plan]] = {}
+
+
+def _asked(describe: Callable[..., Problem], *args: Any) -> tuple[Problem, Plan]:
+    """The problem and plan of an eager call, remembered by all that the checks see of its arguments: they would be a
+    quarter of what a small call costs beside its arithmetic."""
+    key = (describe, *[(t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else t for t in args])
+    found = _ASKED.get(key)
+    if found is None:
+        if len(_ASKED) >= 1024:  # lengths that never come again
+            _ASKED.clear()
+        problem = describe(*args)
+        _ASKED[key] = found = problem, plan(problem, Device.of(args[0].device))
+    return found
 
 
 def _require_support(problem: Problem, x: Tensor) -> None:
@@ -158,15 +170,10 @@ class _RowStates:
             found[i] = states[rows[i]]
         return found
 
-    def scatter(self, states: Tensor, owners: list[int | None], ids: list[int], values: Tensor) -> None:
-        for i, s in enumerate(ids):
-            if owners[self.sequences.rows[s]] == s:
-                states[self.sequences.rows[s]] = values[i]
-
 
 def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
-    p = _scan_problem(*inputs, *args[17:])
+    p, how = _asked(_scan_problem, *inputs, *args[17:])
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
     y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
@@ -176,16 +183,15 @@ def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if return_final_states and not sequences.rows:
         final_states.zero_() if initial_states is None else final_states.copy_(initial_states)
 
-    def final(ids: list[int], states: Tensor) -> None:
-        if return_final_states:
-            rows.scatter(final_states, rows.lasts, ids, states)
-        if return_varlen_states:
-            _scatter(varlen_states, ids, states)
+    def final(s: int) -> list[Tensor]:
+        row = sequences.rows[s]
+        of_row = [final_states[row]] if return_final_states and rows.lasts[row] == s else []
+        return [*of_row, varlen_states[s]] if return_varlen_states else of_row
 
     cpu.scan(
         _scan_inputs(p, *inputs),
         sequences,
-        _plan(p, x),
+        how,
         y,
         lambda ids: rows.gather(initial_states, rows.firsts, ids, p.compute_dtype),
         final if return_final_states or return_varlen_states else None,
@@ -195,9 +201,9 @@ def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _chunk_scan_outputs(p: Problem, x: Tensor, finals: bool, varlen: bool) -> tuple[Tensor, Tensor, Tensor]:
     def states(count: int | None, wanted: bool) -> Tensor:
-        return torch.empty((count or 0, *p.state_shape) if wanted else (0,), dtype=p.state_dtype, device=x.device)
+        return x.new_empty((count or 0, *p.state_shape) if wanted else 0, dtype=p.state_dtype)
 
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), states(p.batch, finals), states(p.num_seqs, varlen)
+    return x.new_empty(x.shape), states(p.batch, finals), states(p.num_seqs, varlen)
 
 
 def _chunk_scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +236,7 @@ def _chunk_scan_backward_cpu(
 ) -> tuple[Tensor, ...]:
     from .cpu_backward import Gradients, scan_backward
 
-    p = _scan_problem(*inputs)
+    p, how = _asked(_scan_problem, *inputs)
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     scan_inputs = _scan_inputs(p, *inputs)
     sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
@@ -248,7 +254,7 @@ def _chunk_scan_backward_cpu(
     scan_backward(
         scan_inputs,
         sequences,
-        _plan(p, x),
+        how,
         dy,
         lambda ids: rows.gather(initial_states, rows.firsts, ids, f),
         final_gradient,
@@ -326,12 +332,6 @@ def _gather(states: Tensor, rows: list[int]) -> Tensor:
     return states[rows[0] : rows[0] + 1] if len(rows) == 1 else states[rows]
 
 
-def _scatter(states: Tensor, rows: list[int], values: Tensor) -> None:
-    """states[rows] = values, row by row: faster than indexing for rows as large as states."""
-    for row, value in zip(rows, values, strict=True):
-        states[row] = value
-
-
 def _keywords(settings: tuple[Any, ...]) -> dict[str, Any]:
     names = ("chunk_size", "D", "z", "dt_bias", "dt_softplus")
     return {**dict(zip(names, settings, strict=False)), "dt_limit": tuple(settings[5:7])}
@@ -360,8 +360,8 @@ def _varlen_outputs(p: Problem, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    p = _varlen_problem(*args)
-    x, query_start_loc, out = args[0], args[5], args[-1]
+    p, how = _asked(_varlen_problem, *args)
+    query_start_loc, out = args[5], args[-1]
     initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states = args[-6:-2]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
     wanted = return_chunk_states or cu_chunk_seqlens is not None  # contradicting chunks are refused in any case
@@ -373,20 +373,16 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     for mine in ends or ():
         first_row.append(first_row[-1] + len(mine))
 
-    def final(ids: list[int], states: Tensor) -> None:
-        _scatter(final_states, ids, states)
-
-    def chunk_state(ids: list[int], end: int, states: Tensor) -> None:
-        if ends is not None:
-            chunk_states[first_row[ids[0]] + ends[ids[0]].index(end)] = states[0]
+    def chunk_state(s: int, end: int) -> Tensor:
+        return chunk_states[first_row[s] + ends[s].index(end)]  # type: ignore[index]
 
     cpu.scan(
         _packed_inputs(p, *args[:5], settings=args[6:13]),
         sequences,
-        _plan(p, x),
+        how,
         out[None],
         lambda ids: None if initial_states is None else _gather(initial_states, ids),
-        final if return_final_states else None,
+        (lambda s: [final_states[s]]) if return_final_states else None,
         ends,
         chunk_state,
     )
@@ -411,7 +407,7 @@ def _inplace_problem(*args: Any) -> Problem:
 
 
 def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
-    p = _inplace_problem(*args)
+    p, how = _asked(_inplace_problem, *args)
     x, dt, A, B, C, ssm_pool, cache_indices, query_start_loc, has_initial_state, pad_slot_id = args[:10]
     out = args[-1]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
@@ -432,13 +428,11 @@ def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
             found[i] = ssm_pool[slot]
         return found
 
-    def final(ids: list[int], states: Tensor) -> None:
-        for i, s in enumerate(ids):
-            slot = slots[s]
-            if slot is not None:
-                ssm_pool[slot] = states[i]
+    def final(s: int) -> list[Tensor]:
+        slot = slots[s]
+        return [] if slot is None else [ssm_pool[slot]]
 
-    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings=args[10:17]), sequences, _plan(p, x), out[None], initial, final)
+    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings=args[10:17]), sequences, how, out[None], initial, final)
 
 
 def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
@@ -446,14 +440,14 @@ def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
 
 
 def _selective_state_update_cpu(*args: Any) -> None:
-    p = problem.state_update(*args)
+    p, how = _asked(problem.state_update, *args)
     state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, out = args
     slots = None
     if state_batch_indices is not None:
         slots = live_slots("state_batch_indices", state_batch_indices, pad_slot_id, state.shape[0], [True] * p.batch)
     _refuse_overlap("out", out, args[:-1])
     _refuse_overlap("state", state, args[1:-1])
-    cpu_decode.state_update(_plan(p, x), state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
+    cpu_decode.state_update(how, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
 
 
 def _selective_state_update_fake(*args: Any) -> None:

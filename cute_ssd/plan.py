@@ -1,6 +1,5 @@
 """plan(problem, device) -> Plan: what will run and why. Pure python, the same answer on every machine."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from . import __version__
@@ -63,7 +62,6 @@ def require_support(problem: Problem, device: Device) -> None:
         )
 
 
-@lru_cache(maxsize=1024)
 def plan(problem: Problem, device: Device) -> Plan:
     """The plan for `problem` on `device`; raises what `require_support` raises."""
     require_support(problem, device)

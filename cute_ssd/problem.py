@@ -2,7 +2,8 @@
 
 Each constructor takes the arguments of a public function, raises `ShapeError`, `DtypeError` or `UnsupportedError` on
 bad ones, and returns the frozen description of the call. It runs in eager calls and, on symbolic sizes, in the fake
-implementations that torch.compile uses. What needs data (offsets, slots, ids) is checked in `sequences.py`.
+implementations that torch.compile uses. Checks of one argument are in `checks.py`; what needs data (offsets, slots,
+ids) is checked in `sequences.py`.
 """
 
 from typing import Any, NamedTuple
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import DtypeError, ShapeError, UnsupportedError
+from . import checks
+from .errors import DtypeError, ShapeError
 
 INF = float("inf")
-_INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_INDEX_DTYPES = (torch.int32, torch.int64, torch.uint32)
 
-Axes = tuple[tuple[str, int | None], ...]
+_ROWS = ("batch", "seqlen")
+_STATE = ("nheads", "headdim", "dstate")
+_HEAD = _STATE[:2]
 
 
 class Problem(NamedTuple):
@@ -63,7 +65,7 @@ class Problem(NamedTuple):
         flags += [name for name in ("z", "initial_states", "pool") if getattr(self, name)]
         return (
             f"{size}, nheads {self.nheads}, headdim {self.headdim}, ngroups {self.ngroups}, dstate {self.dstate}, "
-            f"{_short(self.dtype)} inputs, {_short(self.state_dtype)} state, {', '.join(flags)}"
+            f"{checks.short(self.dtype)} inputs, {checks.short(self.state_dtype)} state, {', '.join(flags)}"
         )
 
 
@@ -89,21 +91,21 @@ def chunk_scan(
     log_decay: Tensor | None = None,
 ) -> Problem:
     """Of `mamba_chunk_scan_combined`, and with `log_decay` instead of dt and A of `ssd_chunk_scan`."""
-    batch, seqlen, nheads, headdim = _sizes("x", x, ("batch", "seqlen", "nheads", "headdim"))
-    ngroups, dstate = _projections(x, B, C, ("batch", "seqlen"), nheads)
-    tokens = (("batch", batch), ("seqlen", seqlen))
+    batch, seqlen, nheads, headdim = _sizes(x, (*_ROWS, *_HEAD))
+    rows = (batch, seqlen)
+    ngroups, dstate = _projections(x, B, C, _ROWS, rows, nheads)
     if log_decay is not None:
-        _floating("log_decay", log_decay, x, (("batch", batch), ("nheads", nheads), ("seqlen", seqlen)))
-    _discretisation(x, dt, A, dt_bias, dt_limit, tokens, nheads)
-    _skip_and_gate(x, D, z, nheads, headdim)
-    state = (("nheads", nheads), ("headdim", headdim), ("dstate", dstate))
+        checks.floating("log_decay", log_decay, x, ("batch", "nheads", "seqlen"), (batch, nheads, seqlen))
+    _discretisation(x, dt, A, dt_bias, dt_limit, _ROWS, rows, nheads)
+    _skip_and_gate(x, D, z, (nheads, headdim))
     if initial_states is not None:
-        _floating("initial_states", initial_states, x, (("batch", batch), *state))
+        sizes = (batch, nheads, headdim, dstate)
+        checks.floating("initial_states", initial_states, x, ("batch", *_STATE), sizes)
     if seq_idx is not None:
-        _index("seq_idx", seq_idx, x, tokens)
+        checks.index("seq_idx", seq_idx, x, _ROWS, rows)
     num_seqs = None
     if cu_seqlens is not None:
-        num_seqs = _offsets("cu_seqlens", cu_seqlens, x)
+        num_seqs = checks.offsets("cu_seqlens", cu_seqlens, x)
         if batch != 1:
             raise ShapeError(
                 f"cu_seqlens packs sequences into one row, but x has batch (axis 0) {batch}, expected 1; "
@@ -120,9 +122,9 @@ def chunk_scan(
         ngroups,
         dstate,
         x.dtype,
-        _state_dtype(state_dtype, x),
+        checks.returned_dtype(state_dtype, x),
         num_seqs,
-        _positive("chunk_size", chunk_size),
+        checks.positive("chunk_size", chunk_size),
         _dt_kind(dt, dt_softplus),
         _d_kind(D),
         z is not None,
@@ -168,12 +170,13 @@ def varlen(
         dt_limit,
         out,
     )
-    state = zip(("nheads", "headdim", "dstate"), problem.state_shape, strict=True)
     if initial_states is not None:
-        _floating("initial_states", initial_states, x, (("num_seqs", problem.num_seqs), *state))
+        sizes = (problem.num_seqs, *problem.state_shape)
+        checks.floating("initial_states", initial_states, x, ("num_seqs", *_STATE), sizes)
     if cu_chunk_seqlens is not None:
-        _offsets("cu_chunk_seqlens", cu_chunk_seqlens, x)
-    return problem._replace(initial_states=initial_states is not None, state_dtype=_state_dtype(state_dtype, x))
+        checks.offsets("cu_chunk_seqlens", cu_chunk_seqlens, x)
+    dtype = checks.returned_dtype(state_dtype, x)
+    return problem._replace(initial_states=initial_states is not None, state_dtype=dtype)
 
 
 def varlen_inplace(
@@ -199,17 +202,15 @@ def varlen_inplace(
     """Of `mamba_chunk_scan_varlen_inplace`."""
     name = "mamba_chunk_scan_varlen_inplace"
     problem = _packed(name, x, dt, A, B, C, query_start_loc, chunk_size, D, z, dt_bias, dt_softplus, dt_limit, out)
-    state = zip(("nheads", "headdim", "dstate"), problem.state_shape, strict=True)
-    _floating("ssm_pool", ssm_pool, x, (("num_slots", None), *state))
-    _writable("ssm_pool", ssm_pool)
-    _index("cache_indices", cache_indices, x, (("num_seqs", problem.num_seqs),))
+    checks.floating("ssm_pool", ssm_pool, x, ("num_slots", *_STATE), (None, *problem.state_shape))
+    checks.writable("ssm_pool", ssm_pool)
+    checks.index("cache_indices", cache_indices, x, ("num_seqs",), (problem.num_seqs,))
     if has_initial_state is not None:
-        _shape("has_initial_state", has_initial_state, (("num_seqs", problem.num_seqs),))
-        _same_device("has_initial_state", has_initial_state, x)
+        checks.shape("has_initial_state", has_initial_state, ("num_seqs",), (problem.num_seqs,))
+        checks.same_device("has_initial_state", has_initial_state, x)
         if has_initial_state.dtype != torch.bool:
-            raise DtypeError(
-                f"has_initial_state is {_short(has_initial_state.dtype)}, expected bool; pass has_initial_state.bool()."
-            )
+            found = checks.short(has_initial_state.dtype)
+            raise DtypeError(f"has_initial_state is {found}, expected bool; pass has_initial_state.bool().")
     return problem._replace(pool=True, initial_states=has_initial_state is not None, state_dtype=ssm_pool.dtype)
 
 
@@ -229,25 +230,25 @@ def state_update(
     out: Tensor | None = None,
 ) -> Problem:
     """Of `selective_state_update`, with a head dimension everywhere (see `api.selective_state_update`)."""
-    batch, nheads, headdim = _sizes("x", x, ("batch", "nheads", "headdim"))
-    ngroups, dstate = _projections(x, B, C, ("batch",), nheads)
-    slots = batch if state_batch_indices is None else None
-    head = (("nheads", nheads), ("headdim", headdim))
-    _floating("state", state, x, (("batch" if slots is not None else "num_slots", slots), *head, ("dstate", dstate)))
-    _writable("state", state)
-    per_head = {1: head[:1], 2: head}
-    _floating("dt", dt, x, (("batch", batch), *(head[:1] if dt.ndim == 2 else head)))
-    _floating("A", A, x, head[:1] if A.ndim == 1 else (*head, ("dstate", dstate)))
-    if D is not None:
-        _floating("D", D, x, per_head.get(D.ndim, head))
-    if dt_bias is not None:
-        _floating("dt_bias", dt_bias, x, per_head.get(dt_bias.ndim, head))
+    batch, nheads, headdim = _sizes(x, ("batch", *_HEAD))
+    ngroups, dstate = _projections(x, B, C, ("batch",), (batch,), nheads)
+    slots, first = (batch, "batch") if state_batch_indices is None else (None, "num_slots")
+    checks.floating("state", state, x, (first, *_STATE), (slots, nheads, headdim, dstate))
+    checks.writable("state", state)
+    rank = 2 if dt.ndim == 2 else 3
+    checks.floating("dt", dt, x, ("batch", *_HEAD)[:rank], (batch, nheads, headdim)[:rank])
+    rank = 1 if A.ndim == 1 else 3
+    checks.floating("A", A, x, _STATE[:rank], (nheads, headdim, dstate)[:rank])
+    for name, tensor in (("D", D), ("dt_bias", dt_bias)):
+        if tensor is not None:
+            rank = 1 if tensor.ndim == 1 else 2
+            checks.floating(name, tensor, x, _HEAD[:rank], (nheads, headdim)[:rank])
     if z is not None:
-        _like_x("z", z, x)
+        checks.like_x("z", z, x)
     if state_batch_indices is not None:
-        _index("state_batch_indices", state_batch_indices, x, (("batch", batch),))
+        checks.index("state_batch_indices", state_batch_indices, x, ("batch",), (batch,))
     if out is not None:
-        _out(out, x)
+        checks.output(out, x)
     return Problem(
         "selective_state_update",
         batch,
@@ -267,46 +268,6 @@ def state_update(
         state_batch_indices is not None,
         True,
     )
-
-
-def require_types(
-    tensors: dict[str, Any],
-    optional: dict[str, Any],
-    integers: dict[str, Any] | None = None,
-    state_dtype: Any = None,
-) -> None:
-    """The types of arguments, which torch would otherwise refuse in words of its own."""
-    for name, value in tensors.items():
-        if not isinstance(value, Tensor):
-            raise DtypeError(f"{name} is {_kind(value)}, expected a torch tensor; pass {name} as a tensor.")
-    for name, value in optional.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise DtypeError(f"{name} is {_kind(value)}, expected a torch tensor or None; pass {name} as a tensor.")
-    for name, value in (integers or {}).items():
-        if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
-            raise DtypeError(f"{name} is {_kind(value)}, expected an integer; pass {name} as an int.")
-        if not isinstance(value, torch.SymInt) and abs(value) >= 2**63:
-            raise ShapeError(f"{name} is {value}, expected an integer of 64 bits; pass a smaller one.")
-    if state_dtype is not None and not isinstance(state_dtype, torch.dtype):
-        raise DtypeError(f"state_dtype is {_kind(state_dtype)}, expected a torch dtype; pass torch.float32 or None.")
-
-
-def bounds(dt_limit: Any) -> tuple[float, float]:
-    """(low, high) of dt_limit."""
-    if not isinstance(dt_limit, (tuple, list)) or len(dt_limit) != 2:
-        raise ShapeError(
-            f"dt_limit is {dt_limit!r}, expected two numbers (low, high); pass (0.0, float('inf')) for none."
-        )
-    for bound in dt_limit:
-        if not isinstance(bound, (int, float)):
-            raise DtypeError(f"dt_limit has {_kind(bound)}, expected two numbers (low, high); pass floats.")
-    if not dt_limit[0] <= dt_limit[1]:
-        raise ShapeError(f"dt_limit is {dt_limit}, expected (low, high) with low <= high; swap or correct the bounds.")
-    return float(dt_limit[0]), float(dt_limit[1])
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def with_heads(
@@ -347,15 +308,6 @@ def with_heads(
     return at(1, state), at(1, x), at(1, dt), at(0, A), *grouped, at(0, D), at(1, z), at(0, dt_bias), at(1, out)
 
 
-def refuse_gradient(function: str, *tensors: Tensor | None) -> None:
-    """Inference functions raise when the call would have to record a gradient."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        raise UnsupportedError(
-            f"{function} is for inference and has no gradient, but an input requires one; call it under "
-            "torch.no_grad(), or use mamba_chunk_scan_combined, which is differentiable."
-        )
-
-
 def _packed(
     function: str,
     x: Tensor,
@@ -372,13 +324,13 @@ def _packed(
     dt_limit: tuple[float, float],
     out: Tensor | None,
 ) -> Problem:
-    total_len, nheads, headdim = _sizes("x", x, ("total_len", "nheads", "headdim"))
-    ngroups, dstate = _projections(x, B, C, ("total_len",), nheads)
-    _discretisation(x, dt, A, dt_bias, dt_limit, (("total_len", total_len),), nheads)
-    _skip_and_gate(x, D, z, nheads, headdim)
-    num_seqs = _offsets("query_start_loc", query_start_loc, x)
+    total_len, nheads, headdim = _sizes(x, ("total_len", *_HEAD))
+    ngroups, dstate = _projections(x, B, C, ("total_len",), (total_len,), nheads)
+    _discretisation(x, dt, A, dt_bias, dt_limit, ("total_len",), (total_len,), nheads)
+    _skip_and_gate(x, D, z, (nheads, headdim))
+    num_seqs = checks.offsets("query_start_loc", query_start_loc, x)
     if out is not None:
-        _out(out, x)
+        checks.output(out, x)
     return Problem(
         function,
         1,
@@ -390,39 +342,33 @@ def _packed(
         x.dtype,
         x.dtype,
         num_seqs,
-        _positive("chunk_size", chunk_size),
+        checks.positive("chunk_size", chunk_size),
         _dt_kind(dt, dt_softplus),
         _d_kind(D),
         z is not None,
     )
 
 
-def _sizes(name: str, tensor: Tensor, axes: tuple[str, ...]) -> tuple[int, ...]:
+def _sizes(x: Tensor, axes: checks.Names) -> tuple[int, ...]:
     """The sizes of x, the tensor that all others are measured against."""
-    shape = tensor.shape
-    if len(shape) != len(axes):
-        raise ShapeError(
-            f"{name} has {len(shape)} dimensions {tuple(shape)}, expected {len(axes)} ({', '.join(axes)}); "
-            f"reshape {name}."
-        )
-    if tensor.dtype not in _INPUT_DTYPES:
-        raise DtypeError(
-            f"{name} is {_short(tensor.dtype)}, expected float32, bfloat16, float16 or float64; "
-            f"cast {name} to one of them."
-        )
-    for axis in range(len(axes) - 2, len(axes)):
-        if shape[axis] < 1:
-            raise ShapeError(f"{name} has {axes[axis]} (axis {axis}) 0, expected at least 1; pass {name} with heads.")
-    return tuple(shape)
+    sizes = tuple(x.shape)  # a plain tuple is taken apart several times faster than a torch.Size
+    if len(sizes) != len(axes):
+        raise ShapeError(f"x has {len(sizes)} dimensions {sizes}, expected {len(axes)} ({', '.join(axes)}); reshape x.")
+    checks.floating("x", x, x, axes, sizes)
+    for axis in (-2, -1):
+        if sizes[axis] < 1:
+            raise ShapeError(f"x has {axes[axis]} (axis {len(axes) + axis}) 0, expected at least 1; pass x with heads.")
+    return sizes
 
 
-def _projections(x: Tensor, B: Tensor, C: Tensor, leading: tuple[str, ...], nheads: int) -> tuple[int, int]:
+def _projections(
+    x: Tensor, B: Tensor, C: Tensor, leading: checks.Names, sizes: tuple[int, ...], nheads: int
+) -> tuple[int, int]:
     """ngroups and dstate, from B and C of shape (*leading, ngroups, dstate)."""
-    known = tuple(zip(leading, x.shape, strict=False))
-    _like_dtype("B", B, x)
-    _shape("B", B, (*known, ("ngroups", None), ("dstate", None)))
-    ngroups, dstate = B.shape[-2:]
-    axis = len(leading)
+    axes, axis = (*leading, "ngroups", "dstate"), len(leading)
+    checks.like_dtype("B", B, x)
+    checks.shape("B", B, axes, (*sizes, None, None))
+    *_, ngroups, dstate = B.shape
     if dstate < 1:
         raise ShapeError(f"B has dstate (axis {axis + 1}) 0, expected at least 1; pass B with a state dimension.")
     if ngroups < 1 or nheads % ngroups:
@@ -430,8 +376,8 @@ def _projections(x: Tensor, B: Tensor, C: Tensor, leading: tuple[str, ...], nhea
             f"B has ngroups (axis {axis}) {ngroups}, expected a divisor of nheads {nheads}; "
             "pass B and C with one row for each group of heads."
         )
-    _like_dtype("C", C, x)
-    _shape("C", C, (*known, ("ngroups", ngroups), ("dstate", dstate)))
+    checks.like_dtype("C", C, x)
+    checks.shape("C", C, axes, (*sizes, ngroups, dstate))
     return ngroups, dstate
 
 
@@ -441,123 +387,25 @@ def _discretisation(
     A: Tensor | None,
     dt_bias: Tensor | None,
     dt_limit: tuple[float, float],
-    tokens: Axes,
+    leading: checks.Names,
+    sizes: tuple[int, ...],
     nheads: int,
 ) -> None:
     if dt is not None:
-        _floating("dt", dt, x, (*tokens, ("nheads", nheads)))
+        checks.floating("dt", dt, x, (*leading, "nheads"), (*sizes, nheads))
     if A is not None:
-        _floating("A", A, x, (("nheads", nheads),))
+        checks.floating("A", A, x, ("nheads",), (nheads,))
     if dt_bias is not None:
-        _floating("dt_bias", dt_bias, x, (("nheads", nheads),))
-    bounds(dt_limit)
+        checks.floating("dt_bias", dt_bias, x, ("nheads",), (nheads,))
+    checks.bounds(dt_limit)
 
 
-def _skip_and_gate(x: Tensor, D: Tensor | None, z: Tensor | None, nheads: int, headdim: int) -> None:
+def _skip_and_gate(x: Tensor, D: Tensor | None, z: Tensor | None, head: tuple[int, int]) -> None:
     if D is not None:
-        head = (("nheads", nheads), ("headdim", headdim))
-        _floating("D", D, x, head[:1] if D.ndim == 1 else head)
+        rank = 1 if D.ndim == 1 else 2
+        checks.floating("D", D, x, _HEAD[:rank], head[:rank])
     if z is not None:
-        _like_x("z", z, x)
-
-
-def _like_x(name: str, tensor: Tensor, x: Tensor) -> None:
-    _like_dtype(name, tensor, x)
-    if tensor.shape != x.shape:
-        raise ShapeError(
-            f"{name} has shape {tuple(tensor.shape)}, expected that of x, {tuple(x.shape)}; reshape {name}."
-        )
-
-
-def _like_dtype(name: str, tensor: Tensor, x: Tensor) -> None:
-    _same_device(name, tensor, x)
-    if tensor.dtype != x.dtype:
-        raise DtypeError(f"{name} is {_short(tensor.dtype)}, expected {_short(x.dtype)} as x is; cast {name} or x.")
-
-
-def _floating(name: str, tensor: Tensor, x: Tensor, axes: Axes) -> None:
-    _same_device(name, tensor, x)
-    if tensor.dtype not in _INPUT_DTYPES:
-        raise DtypeError(
-            f"{name} is {_short(tensor.dtype)}, expected float32, bfloat16, float16 or float64; "
-            f"cast {name} to one of them."
-        )
-    _shape(name, tensor, axes)
-
-
-def _index(name: str, tensor: Tensor, x: Tensor, axes: Axes) -> None:
-    _same_device(name, tensor, x)
-    if tensor.dtype not in _INDEX_DTYPES:
-        raise DtypeError(f"{name} is {_short(tensor.dtype)}, expected int32 or int64; pass {name}.int().")
-    _shape(name, tensor, axes)
-
-
-def _offsets(name: str, tensor: Tensor, x: Tensor) -> int:
-    """The number of sequences that (num_seqs + 1,) offsets bound."""
-    _index(name, tensor, x, (("num_seqs + 1", None),))
-    if tensor.shape[0] < 1:
-        raise ShapeError(f"{name} is empty, expected num_seqs + 1 offsets that start at 0; pass at least [0].")
-    return tensor.shape[0] - 1
-
-
-def _shape(name: str, tensor: Tensor, axes: Axes) -> None:
-    shape = tensor.shape
-    if len(shape) != len(axes):
-        raise ShapeError(
-            f"{name} has {len(shape)} dimensions {tuple(shape)}, expected {len(axes)} ({_named(axes)}); reshape {name}."
-        )
-    for axis, (label, size) in enumerate(axes):
-        if size is not None and shape[axis] != size:
-            raise ShapeError(
-                f"{name} has {label} (axis {axis}) {shape[axis]}, expected {size}; "
-                f"pass {name} of shape ({_named(axes)})."
-            )
-
-
-def _out(out: Tensor, x: Tensor) -> None:
-    _like_x("out", out, x)
-    if not out.is_contiguous():
-        raise ShapeError(
-            f"out has strides {tuple(out.stride())}, expected a contiguous tensor; "
-            "pass torch.empty(x.shape, dtype=x.dtype)."
-        )
-
-
-def _writable(name: str, tensor: Tensor) -> None:
-    reach = 0  # of the axes seen so far, from the densest outwards; the next must step over it
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            break
-        reach += (size - 1) * stride
-    else:
-        return
-    if tensor.numel():
-        raise ShapeError(
-            f"{name} has strides {tuple(tensor.stride())}, "
-            "expected every element at its own address since it is written; "
-            f"pass {name}.contiguous()."
-        )
-
-
-def _same_device(name: str, tensor: Tensor, x: Tensor) -> None:
-    if tensor.device != x.device:
-        raise ShapeError(f"{name} is on {tensor.device}, expected {x.device} where x is; move {name} there.")
-
-
-def _state_dtype(state_dtype: torch.dtype | None, x: Tensor) -> torch.dtype:
-    if state_dtype is None:
-        return torch.float64 if x.dtype == torch.float64 else torch.float32
-    if state_dtype not in _INPUT_DTYPES:
-        raise DtypeError(
-            f"state_dtype is {_short(state_dtype)}, expected float32, bfloat16, float16 or float64; pass one of them."
-        )
-    return state_dtype
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ShapeError(f"{name} is {value}, expected at least 1; pass 128 or 256 (results do not depend on it).")
-    return value
+        checks.like_x("z", z, x)
 
 
 def _dt_kind(dt: Tensor | None, softplus: bool) -> str:
@@ -566,11 +414,3 @@ def _dt_kind(dt: Tensor | None, softplus: bool) -> str:
 
 def _d_kind(D: Tensor | None) -> str:
     return "none" if D is None else "head" if D.ndim == 1 else "channel"
-
-
-def _named(axes: Axes) -> str:
-    return ", ".join(label if size is None else f"{label}={size}" for label, size in axes)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
