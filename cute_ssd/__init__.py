@@ -16,6 +16,9 @@ _HOME = {
     "mamba_chunk_scan_varlen_inplace": "api",
     "selective_state_update": "api",
     "explain": "api",
+    "emulate": "emulator",
+    "EmulatorError": "emulator",
+    "KernelError": "emulator",
     "Plan": "plan",
     "ShapeError": "errors",
     "DtypeError": "errors",
@@ -31,15 +34,19 @@ if TYPE_CHECKING:
         selective_state_update,
         ssd_chunk_scan,
     )
+    from .emulator import EmulatorError, KernelError, emulate
     from .errors import DtypeError, ShapeError, UnsupportedError
     from .plan import Plan
 
 __all__ = [
     "DtypeError",
+    "EmulatorError",
+    "KernelError",
     "Plan",
     "ShapeError",
     "UnsupportedError",
     "__version__",
+    "emulate",
     "explain",
     "mamba_chunk_scan_combined",
     "mamba_chunk_scan_varlen",

@@ -1,4 +1,4 @@
-"""The command line: `python -m cute_ssd info | check | explain | bench`. Heavy imports wait for the command that needs
+"""The command line: `python -m cute_ssd info | check | explain | emulate | bench`. Heavy imports wait for the command that needs
 them, so that `info` runs where torch or cutlass is broken."""
 
 import argparse
@@ -62,8 +62,27 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--dtype", choices=DTYPES, default="bf16", help="of x, B and C (default bf16)")
     explain.add_argument("--arch", default="cpu", help="cpu (default) or a GPU architecture such as sm_100a")
 
+    emulate = add("emulate", _emulate, "Run a CuTe DSL script, unmodified, on the emulated GPU.")
+    emulate.add_argument("--arch", default="sm_100a", help="default sm_100a")
+    emulate.add_argument(
+        "--seed", type=int, default=0, help="of the schedule; 0 is eager, odd late, even by random priorities"
+    )
+    emulate.add_argument(
+        "--no-sanitize", dest="sanitize", action="store_false", help="only execute, without race checks"
+    )
+    emulate.add_argument(
+        "--keep-going", action="store_true", help="report findings instead of stopping at the first launch"
+    )
+    emulate.add_argument(
+        "--time-limit", type=float, default=3600.0, metavar="SECONDS", help="of one launch (default 3600)"
+    )
+    emulate.add_argument("script", help="path of the script")
+    emulate.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
     bench = add("bench", _bench, "Measure speed as ratios, both sides in one run, beside the goals.")
-    bench.add_argument("--cpu", action="store_true", required=True, help="the CPU backend")
+    what = bench.add_mutually_exclusive_group(required=True)
+    what.add_argument("--cpu", action="store_true", help="the CPU backend")
+    what.add_argument("--emulator", metavar="SCRIPT", help="the emulator, on NVIDIA's example mamba2_ssd.py")
     bench.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -185,10 +204,47 @@ def _meta_call(a: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
 def _bench(arguments: argparse.Namespace) -> int:
     from . import bench
 
-    figures = bench.run(table=not arguments.json)
+    if arguments.emulator:
+        from pathlib import Path
+
+        from .emulator import bench as emulator_bench
+
+        try:
+            measures = emulator_bench.figures(Path(arguments.emulator))
+        except FileNotFoundError as error:
+            return _refuse(error)
+        figures = bench.show(measures, not arguments.json)
+    else:
+        figures = bench.run(table=not arguments.json)
     if arguments.json:
         print(json.dumps({"figures": [figure._asdict() | {"met": figure.met} for figure in figures]}, indent=2))
     return 0
+
+
+def _emulate(arguments: argparse.Namespace) -> int:
+    from .emulator import EmulatorError, UnsupportedInstruction, prepare
+    from .emulator.script import run_script
+    from .errors import ShapeError
+
+    a = arguments
+    if not os.path.isfile(a.script):
+        return _refuse(f"script is {a.script!r}, which is not a file; give the path of a Python script.")
+    try:
+        report, session = prepare(
+            a.arch,
+            seed=a.seed,
+            sanitize=a.sanitize,
+            keep_going=a.keep_going,
+            implicit_waits=a.implicit_waits,
+            time_limit=a.time_limit,
+        )
+        try:
+            run_script(a.script, a.arguments, session)
+        finally:
+            print(report, file=sys.stderr)
+    except (EmulatorError, UnsupportedInstruction, ShapeError) as error:
+        return _refuse(error)
+    return 1 if report.findings else 0
 
 
 def _refuse(reason: object) -> int:

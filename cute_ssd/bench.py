@@ -7,7 +7,7 @@ disturbs neither more than the other.
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,6 +73,16 @@ def run(table: bool = True) -> list[Figure]:
     if table and os.getloadavg()[0] > torch.get_num_threads() + 0.5:
         print("Other processes used the cores meanwhile: these figures are not those of a quiet machine.")
     return figures
+
+
+def show(figures: Iterable[Figure], table: bool) -> list[Figure]:
+    """Collects figures; with `table` prints each as it comes."""
+    shown = []
+    for figure in figures:
+        shown.append(figure)
+        if table:
+            print(_line(figure), flush=True)
+    return shown
 
 
 def _line(f: Figure) -> str:

@@ -1,0 +1,112 @@
+"""Runs compiled CuTe DSL kernels on a CPU, and finds what a GPU would hide.
+
+    with cute_ssd.emulate("sm_100a") as report:
+        compiled = cute.compile(kernel, tensor)     # targets sm_100a, no GPU needed
+        compiled(tensor)                            # executes the PTX on CPU tensors
+    print(report)
+
+See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .build import EmulatorError
+from .report import Finding, KernelError, LaunchReport, Report
+
+if TYPE_CHECKING:
+    from .decode import UnsupportedInstruction
+    from .session import Session
+
+__all__ = ["EmulatorError", "Finding", "KernelError", "LaunchReport", "Report", "UnsupportedInstruction", "emulate"]
+
+SCHEDULES = ("eager", "late", "priority")
+
+
+def __getattr__(name: str) -> object:
+    if name == "UnsupportedInstruction":
+        from .decode import UnsupportedInstruction
+
+        return UnsupportedInstruction
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def prepare(
+    arch: str,
+    *,
+    seed: int = 0,
+    sanitize: bool = True,
+    schedule: str | None = None,
+    keep_going: bool = False,
+    implicit_waits: bool = False,
+    threads: int | None = None,
+    time_limit: float = 3600.0,
+) -> tuple[Report, Session]:
+    """The report and the (not yet entered) session of an emulation; arguments as for `emulate`."""
+    from ..errors import ShapeError
+    from .engine import Options
+    from .runner import Runner
+    from .session import Session
+
+    if schedule is None:
+        schedule = "eager" if seed == 0 else SCHEDULES[2 - seed % 2]
+    if schedule not in SCHEDULES:
+        raise ShapeError(f"schedule is {schedule!r}, expected one of {', '.join(SCHEDULES)}.")
+    if seed < 0:
+        raise ShapeError(f"seed is {seed}, expected 0 or more.")
+    report = Report(arch)
+    options = Options(schedule, seed, sanitize, threads or Options().threads, implicit_waits, time_limit)
+    return report, Session(arch, Runner(report, options, keep_going))
+
+
+@contextmanager
+def emulate(
+    arch: str = "sm_100a",
+    *,
+    seed: int = 0,
+    sanitize: bool = True,
+    schedule: str | None = None,
+    keep_going: bool = False,
+    implicit_waits: bool = False,
+    threads: int | None = None,
+    time_limit: float = 3600.0,
+) -> Iterator[Report]:
+    """Inside it `cute.compile` targets `arch` and compiled functions, called with CPU tensors, run on the emulator.
+
+    Args:
+        arch: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a or sm_120a.
+        seed: chooses the order of events; the same seed gives the same run. 0 is the eager schedule (asynchronous work is done when
+            it is issued), odd seeds are late (it is done when nothing else can go on, polls may fail), other even ones priority
+            schedules (always the runnable warp or engine of highest random priority). Test with several.
+        sanitize: look for races, missing fences, uninitialised reads; about three times slower.
+        schedule: "eager", "late" or "priority", instead of the one that the seed implies.
+        keep_going: collect findings in the report; else a launch with findings raises KernelError when it is over. What the kernel
+            could not survive (out of bounds, deadlock) always raises.
+        implicit_waits: the use of a tcgen05.ld result waits for the load, as the code that ptxas makes does. By default only
+            tcgen05.wait::ld does, as the PTX ISA says, and a use before it is a finding.
+        threads: host threads, by default one per core. Results do not depend on it.
+        time_limit: seconds that a launch may be expected to take; a larger grid is given up early with an estimate.
+
+    Yields:
+        Report: per launch the geometry, instruction counts by class, findings, printed text.
+
+    Raises:
+        ShapeError: an unknown arch or a wrong value. EmulatorError: no C/C++ compiler, a kernel compiled for another arch, launches
+        the device would refuse. UnsupportedInstruction: PTX that the emulator does not execute, with its Python line.
+        KernelError: findings.
+    """
+    report, session = prepare(
+        arch,
+        seed=seed,
+        sanitize=sanitize,
+        schedule=schedule,
+        keep_going=keep_going,
+        implicit_waits=implicit_waits,
+        threads=threads,
+        time_limit=time_limit,
+    )
+    with session:
+        yield report

@@ -1,0 +1,65 @@
+"""Speed of the emulator, measured on somebody else's kernel: NVIDIA's mamba2_ssd example, which is not part of this package."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..bench import Figure
+from . import engine, prepare
+from .decode import decode
+from .launch import KernelLaunch
+from .ptx import parse_kernel
+from .script import run_script
+
+GROUPS, BATCH, HEADS, CHUNKS = 1, 2, 4, 16
+"""gbehc of the example: groups, batch, heads per group, chunks; with 64 x 128 x 128 (headdim, chunk length, dstate)."""
+PTX_LINES = 5000
+
+
+def figures(script: Path) -> Iterator[Figure]:
+    """Of `mamba2_ssd.py`: milliseconds per chunk and head without and with checks, and the seconds to decode 5,000 lines."""
+    if not script.is_file():
+        raise FileNotFoundError(
+            f"There is no script {script}: pass the path of mamba2_ssd.py from the CuTe DSL examples in NVIDIA's cutlass repository."
+        )
+    return _measure(script)
+
+
+def _measure(script: Path) -> Iterator[Figure]:
+    texts: list[tuple[str, str]] = []
+    for sanitize, goal in ((False, 0.5), (True, 1.5)):
+        milliseconds = min(_milliseconds(script, sanitize, texts) for _ in range(2))
+        name = "mamba2_ssd, with checks" if sanitize else "mamba2_ssd"
+        detail = f"{CHUNKS} chunks x {BATCH * HEADS} heads of 64 x 128 x 128, {os.cpu_count()} threads"
+        yield Figure(name, milliseconds, "ms per chunk and head", "max", goal, detail)
+    ptx, kernel = texts[0]
+    lines = ptx.count("\n")
+    seconds = min(_decode_seconds(ptx, kernel) for _ in range(5)) * PTX_LINES / lines
+    yield Figure("decoding", seconds, f"s per {PTX_LINES} PTX lines", "max", 0.1, f"measured on {lines} lines")
+
+
+def _milliseconds(script: Path, sanitize: bool, texts: list[tuple[str, str]]) -> float:
+    report, session = prepare("sm_100a", sanitize=sanitize)
+    run_launch = session.run
+
+    def capture(launch: KernelLaunch) -> None:
+        texts.append((launch.ptx, launch.kernel_name))
+        run_launch(launch)
+
+    session.run = capture
+    sizes = f"{GROUPS},{BATCH},{HEADS},1,{CHUNKS},64,128,128"
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        run_script(script, ["--gbehcdln", sizes], session)
+    longest = max(report.launches, key=lambda launch: launch.warp_instructions)
+    return longest.seconds * 1e3 / (BATCH * HEADS * CHUNKS)
+
+
+def _decode_seconds(ptx: str, kernel: str) -> float:
+    begin = time.perf_counter()
+    decode(parse_kernel(ptx, kernel), engine.handlers())
+    return time.perf_counter() - begin

@@ -1,0 +1,164 @@
+"""The C++ engine: built on first use, called with a decoded program and a launch. The only place where Python meets C++."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from .build import shared_library
+from .decode import RECORD, SHARED_BASE, Program
+
+SOURCES = Path(__file__).parent / "engine"
+# Strict IEEE: no -ffast-math. -fno-math-errno and -fno-trapping-math let loops over lanes vectorise without changing a result.
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread")
+
+SCHEDULES = {"eager": 0, "late": 1, "priority": 2}
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [
+        ("records", ctypes.c_void_p), ("nrecords", ctypes.c_int32), ("pool", ctypes.c_void_p),
+        ("nslots", ctypes.c_int32), ("npredicates", ctypes.c_int32), ("initial", ctypes.c_void_p), ("constant", ctypes.c_void_p),
+        ("specials", ctypes.c_void_p), ("nspecials", ctypes.c_int32),
+        ("shared_symbols", ctypes.c_void_p), ("nshared_symbols", ctypes.c_int32),
+        ("param_symbols", ctypes.c_void_p), ("nparam_symbols", ctypes.c_int32), ("local_bytes", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("schedule", ctypes.c_int32), ("sanitize", ctypes.c_int32), ("seed", ctypes.c_uint64), ("threads", ctypes.c_int32),
+        ("implicit_waits", ctypes.c_int32), ("time_limit", ctypes.c_double),
+    ]  # fmt: skip
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32 * 3), ("cluster", ctypes.c_int32 * 3), ("shared_bytes", ctypes.c_int32),
+        ("params", ctypes.c_void_p), ("ranges", ctypes.c_void_p), ("nranges", ctypes.c_int32), ("sm_version", ctypes.c_int32),
+    ]  # fmt: skip
+
+
+class _Finding(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_char_p), ("message", ctypes.c_char_p), ("who", ctypes.c_char_p), ("line", ctypes.c_int), ("fatal", ctypes.c_int)]
+
+
+class _Result(ctypes.Structure):
+    _fields_ = [
+        ("findings", ctypes.POINTER(_Finding)), ("nfindings", ctypes.c_int),
+        ("printed", ctypes.POINTER(ctypes.c_char_p)), ("nprinted", ctypes.c_int), ("instructions", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to execute: the order of asynchronous work, its seed, the checks, host threads."""
+
+    schedule: str = "eager"
+    seed: int = 0
+    sanitize: bool = True
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    implicit_waits: bool = False
+    time_limit: float = math.inf
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the engine noticed: kind, sentence, warp, PTX line, and whether it ended the launch."""
+
+    kind: str
+    message: str
+    who: str
+    line: int
+    fatal: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one grid: events, executions per record, printed text, warp instructions."""
+
+    events: list[Event]
+    counts: np.ndarray
+    printed: list[str]
+    instructions: int
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The engine, compiled with the system's C++ compiler on first use and kept in the cache."""
+    path = shared_library("engine", sorted(SOURCES.glob("*.cpp")), FLAGS, ("c++", "g++", "clang++"))
+    lib = ctypes.CDLL(str(path))
+    lib.emu_handler_name.restype = ctypes.c_char_p
+    if lib.emu_record_size() != RECORD.itemsize:
+        raise RuntimeError(f"the engine's record has {lib.emu_record_size()} bytes, decode.py's {RECORD.itemsize}")
+    return lib
+
+
+@cache
+def handlers() -> dict[str, int]:
+    """The engine's handlers: name to index."""
+    lib = library()
+    return {lib.emu_handler_name(i).decode(): i for i in range(lib.emu_handler_count())}
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def merge_ranges(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+    """[begin, end) pairs sorted; overlapping ones become one (adjacent ones stay apart: their border is a border)."""
+    merged: list[list[int]] = []
+    for begin, end in sorted(ranges):
+        if merged and begin < merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return np.array(merged, np.uint64).reshape(-1, 2)
+
+
+def run(program: Program, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int], dynamic_bytes: int, params: bytes,
+        ranges: Sequence[tuple[int, int]], options: Options, sm_version: int = 100) -> Outcome:  # fmt: skip
+    """Executes a grid.
+
+    `params` are the kernel's parameters laid out as its PTX declares them; `ranges` the global memory [begin, end) that the launch
+    may touch. Raises nothing for what a kernel does wrong: the events say it (a fatal one ended the launch early).
+    """
+    lib = library()
+    buffer = np.zeros(len(params) + 128, np.uint8)  # 128: tensor maps are 64-byte aligned parameters
+    start = -_address(buffer) % 128
+    buffer[start : start + len(params)] = np.frombuffer(params, np.uint8)
+    base = _address(buffer) + start
+    known = merge_ranges([*ranges, *program.global_ranges, (base, base + max(len(params), 1))])
+    c_program = _Program(
+        _address(program.records), len(program.records), _address(program.pool), len(program.initial), program.npredicates,
+        _address(program.initial), _address(program.constant), _address(program.specials), len(program.specials) // 2,
+        _address(program.shared_symbols), len(program.shared_symbols), _address(program.param_symbols),
+        len(program.param_symbols) // 2, program.local_bytes,
+    )  # fmt: skip
+    shared_bytes = max(program.static_shared_end, program.dynamic_start + dynamic_bytes) - SHARED_BASE
+    triple = ctypes.c_int32 * 3
+    c_launch = _Launch(triple(*grid), triple(*block), triple(*cluster), shared_bytes, base, _address(known), len(known), sm_version)
+    c_options = _Options(SCHEDULES[options.schedule], int(options.sanitize), options.seed, options.threads, int(options.implicit_waits), options.time_limit)
+    counts = np.zeros(len(program.records), np.uint64)
+    result = _Result()
+    lib.emu_run(
+        ctypes.byref(c_program), ctypes.byref(c_launch), ctypes.byref(c_options), ctypes.c_void_p(_address(counts)), ctypes.byref(result)
+    )
+    found = [result.findings[i] for i in range(result.nfindings)]
+    events = [Event(f.kind.decode(), f.message.decode(), f.who.decode(), f.line, bool(f.fatal)) for f in found]
+    printed = [result.printed[i].decode(errors="replace") for i in range(result.nprinted)]
+    return Outcome(events, counts, printed, int(result.instructions))
+
+
+def written(address: int, nbytes: int) -> np.ndarray:
+    """Which bytes of a tensor the last sanitized run on this thread wrote: one flag per two bytes, from an even address."""
+    flags = np.zeros(nbytes // 2 + 1, np.uint8)
+    library().emu_written(ctypes.c_uint64(address), ctypes.c_uint64(nbytes), ctypes.c_void_p(_address(flags)))
+    return flags

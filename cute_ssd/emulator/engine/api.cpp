@@ -1,0 +1,176 @@
+// The boundary to Python: the table of handlers, and running a grid. engine.py mirrors the structures.
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <thread>
+#include "core.h"
+#include "global_shadow.h"
+
+namespace emu {
+
+struct Table { std::vector<std::string> names; std::vector<Handler> handlers; std::map<std::string, int> index; };
+
+static Table& table() {
+    static Table t{{"bra", "exit", "brx.idx"}, {nullptr, nullptr, nullptr}, {{"bra", 0}, {"exit", 1}, {"brx.idx", 2}}};
+    return t;
+}
+
+Registration::Registration(const char* name, Handler handler) {
+    Table& t = table();
+    if (!t.index.emplace(name, (int)t.names.size()).second) std::terminate();       // a name must have one implementation
+    t.names.push_back(name);
+    t.handlers.push_back(handler);
+}
+
+Handler handler_at(int index) { return table().handlers.at(index); }
+const std::vector<std::string>& handler_names() { return table().names; }
+
+// Executes the clusters of a grid on several host threads. A cluster that polls global memory is set aside until others have run.
+struct Grid {
+    Grid(const Program& p, const Launch& l, const Options& o) : program(p), launch(l), options(o) {}
+
+    const Program& program;
+    const Launch& launch;
+    const Options& options;
+    std::atomic<i64> next{0};
+    std::atomic<u64> finished{0};
+    std::atomic<bool> stop{false};
+    std::mutex lock;
+    std::vector<Fault> findings;
+    std::vector<u64> counts;
+    std::vector<std::string> printed;
+    u64 instructions = 0;
+    std::unique_ptr<GlobalShadow> shadow = std::make_unique<GlobalShadow>();
+    std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
+
+    i64 size() const {
+        return (i64)launch.grid[0] * launch.grid[1] * launch.grid[2] / (launch.cluster[0] * launch.cluster[1] * launch.cluster[2]);
+    }
+
+    void collect(Cluster& c) {
+        std::lock_guard<std::mutex> hold(lock);
+        for (auto& f : c.findings) {
+            bool known = false;
+            for (auto& old : findings) known |= old.kind == f.kind && old.line == f.line;
+            if (!known) findings.push_back(f);
+        }
+        c.findings.clear();
+    }
+
+    void retire(Cluster& c) {
+        std::lock_guard<std::mutex> hold(lock);
+        for (size_t i = 0; i < counts.size(); ++i) counts[i] += c.counts[i];
+        instructions += c.clock;
+    }
+
+    void fail(const Fault& f) {
+        stop = true;
+        std::lock_guard<std::mutex> hold(lock);
+        findings.insert(findings.begin(), f);
+    }
+
+    // A grid that would take longer than the limit is given up as soon as that can be told.
+    void check_time() {
+        const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        const double expected = elapsed / finished * size();
+        if (elapsed > 2 && expected > options.time_limit)
+            throw Fault{"too large", format("the grid of %lld clusters would take about %.0f s (%llu of them took %.0f s), more than the limit of %.0f s",
+                                             (long long)size(), expected, (unsigned long long)finished.load(), elapsed, options.time_limit), 0, ""};
+    }
+
+    void work() {
+        constexpr size_t RESIDENT = 64;
+        constexpr int PATIENCE = 1000;
+        std::deque<std::unique_ptr<Cluster>> waiting;
+        std::unique_ptr<Cluster> spare;
+        int vain = 0;
+        u64 seen = 0;
+        try {
+            while (!stop) {
+                std::unique_ptr<Cluster> c;
+                i64 number = -1;
+                if (waiting.size() < RESIDENT && (number = next++) < size()) {
+                    c = spare ? std::move(spare) : std::make_unique<Cluster>(program, launch, options);
+                    c->global_shadow = shadow.get();
+                    c->printed = &printed;
+                    c->print_lock = &lock;
+                    c->start(number);
+                } else if (!waiting.empty()) {
+                    c = std::move(waiting.front());
+                    waiting.pop_front();
+                } else break;
+                const u64 before = c->events;
+                const bool done = c->run();
+                collect(*c);
+                if (done) {
+                    ++finished;
+                    vain = 0;
+                    check_time();
+                    if (spare) retire(*spare);
+                    spare = std::move(c);
+                } else {
+                    vain = number >= 0 || c->events != before || finished != seen ? 0 : vain + 1;
+                    seen = finished;
+                    if (vain > PATIENCE) throw Fault{"deadlock", "every CTA polls global memory in vain: " + c->waiting(), 0, ""};
+                    waiting.push_back(std::move(c));
+                }
+            }
+        } catch (const Fault& f) {
+            fail(f);
+        } catch (const std::bad_alloc&) {
+            fail({"memory", "the host has not enough memory for this kernel's CTAs", 0, ""});
+        }
+        if (spare) retire(*spare);
+        for (auto& c : waiting) retire(*c);
+    }
+};
+
+}  // namespace emu
+
+using namespace emu;
+
+extern "C" {
+
+int emu_handler_count() { return (int)handler_names().size(); }
+const char* emu_handler_name(int i) { return handler_names()[i].c_str(); }
+int emu_record_size() { return (int)sizeof(Record); }
+
+// A finding in the C layout; the strings live until the next call on this thread.
+struct Finding { const char* kind; const char* message; const char* who; int line; int fatal; };
+struct Result { const Finding* findings; int nfindings; const char* const* printed; int nprinted; u64 instructions; };
+
+static thread_local std::unique_ptr<GlobalShadow> last_shadow;             // of the last run on this thread
+
+// counts: one u64 per record. Returns the number of findings (the first is fatal when result->findings[0].fatal).
+int emu_run(const Program* program, const Launch* launch, const Options* options, u64* counts, Result* result) {
+    static thread_local std::vector<Fault> kept;
+    static thread_local std::vector<Finding> view;
+    static thread_local std::vector<std::string> printed;
+    static thread_local std::vector<const char*> printed_view;
+    Grid grid(*program, *launch, *options);
+    grid.counts.assign(program->nrecords, 0);
+    std::vector<std::thread> threads;
+    const i64 n = std::min<i64>(options->threads, grid.size());
+    for (i64 i = 1; i < n; ++i) threads.emplace_back([&] { grid.work(); });
+    grid.work();
+    for (auto& t : threads) t.join();
+    last_shadow = std::move(grid.shadow);
+    kept = std::move(grid.findings);
+    printed = std::move(grid.printed);
+    view.clear();
+    printed_view.clear();
+    for (size_t i = 0; i < kept.size(); ++i)
+        view.push_back({kept[i].kind.c_str(), kept[i].message.c_str(), kept[i].who.c_str(), kept[i].line, i == 0 && grid.stop});
+    for (auto& line : printed) printed_view.push_back(line.c_str());
+    std::copy(grid.counts.begin(), grid.counts.end(), counts);
+    *result = {view.data(), (int)view.size(), printed_view.data(), (int)printed_view.size(), grid.instructions};
+    return (int)view.size();
+}
+
+// Which bytes of [address, address + n) the last run wrote (with sanitize): out[i] |= 1 for bytes 2i, 2i + 1.
+void emu_written(u64 address, u64 n, u8* out) {
+    if (last_shadow) last_shadow->written(address, n, out);
+}
+
+}  // extern "C"

@@ -1,0 +1,270 @@
+// f32, f64 and packed f32: arithmetic in every rounding, functions, comparisons.
+#include <cfenv>
+#include <cmath>
+#include "lanes.h"
+#include "numbers.h"
+
+namespace emu {
+namespace {
+
+// ---- arithmetic ------------------------------------------------------------------------------------------------------
+
+struct Add { template <class T> T operator()(T a, T b, T) const { return a + b; } };
+struct Sub { template <class T> T operator()(T a, T b, T) const { return a - b; } };
+struct Mul { template <class T> T operator()(T a, T b, T) const { return a * b; } };
+struct Div { template <class T> T operator()(T a, T b, T) const { return a / b; } };
+struct Rcp { template <class T> T operator()(T a, T, T) const { return 1 / a; } };
+struct Sqrt {
+    float operator()(float a, float, float) const { return __builtin_sqrtf(a); }
+    double operator()(double a, double, double) const { return __builtin_sqrt(a); }
+};
+struct Fma {
+    float operator()(float a, float b, float c) const { return __builtin_fmaf(a, b, c); }
+    double operator()(double a, double b, double c) const { return __builtin_fma(a, b, c); }
+};
+struct Rsqrt { template <class T> T operator()(T a, T, T) const { return (T)(1 / std::sqrt((double)a)); } };
+// a / b as a * (1 / b) does it: a reciprocal that would be denormal is zero.
+struct DivApprox {
+    float operator()(float a, float b, float) const {
+        const float magnitude = std::fabs(b);
+        return magnitude > 0x1p126f && magnitude < INFINITY ? a * std::copysign(0.0f, b) : a / b;
+    }
+};
+
+// Rounded to nearest; Op takes three operands and looks at `arity` of them. The words of a packed pair follow each other.
+template <class Op, int arity, bool ftz, int words = 1> Flow nearest(Warp& w, const Record& r, u32 mask) {
+    for (int k = 0; k < words; ++k) {
+        const Lanes<float> a(w, r.a + k), b(w, (arity > 1 ? r.b : r.a) + k), c(w, (arity > 2 ? r.c : r.a) + k);
+        u32* d = w.reg(r.d + k);
+        each_lane(mask, [=](int lane) {
+            float x = a[lane], y = b[lane], z = c[lane];
+            if (ftz) x = flush(x), y = flush(y), z = flush(z);
+            const u32 bits = canonical(Op()(x, y, z));
+            d[lane] = ftz ? flush(bits) : bits;
+        });
+    }
+    return Flow::next;
+}
+template <class Op, int arity> Flow nearest64(Warp& w, const Record& r, u32 mask) {
+    const Lanes<double> a(w, r.a), b(w, arity > 1 ? r.b : r.a), c(w, arity > 2 ? r.c : r.a), d(w, r.d);
+    each_lane(mask, [=](int lane) { d.set(lane, Op()(a[lane], b[lane], c[lane])); });
+    return Flow::next;
+}
+
+// The rounding mode of the host's thread while an object of this class lives. Operands and results go through volatile variables,
+// so that the compiler, which knows of one mode only, moves no operation across the change.
+struct HostRounding {
+    explicit HostRounding(i64 mode) {
+        constexpr int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
+        std::fesetround(modes[mode & 3]);
+    }
+    ~HostRounding() { std::fesetround(FE_TONEAREST); }
+};
+
+constexpr i64 FTZ = 8, SAT = 16;           // bits of i0 above the rounding mode (floating.py)
+
+template <class T, class Op, int arity, int words = 1> Flow any_rounding(Warp& w, const Record& r, u32 mask) {
+    const HostRounding rounding(r.i0);
+    const bool ftz = r.i0 & FTZ, saturate = r.i0 & SAT;
+    for (int k = 0; k < words; ++k) {
+        const Lanes<T> a(w, r.a + k), b(w, (arity > 1 ? r.b : r.a) + k), c(w, (arity > 2 ? r.c : r.a) + k), d(w, r.d + k);
+        for (u32 m = mask; m; m &= m - 1) {
+            const int lane = first_lane(m);
+            volatile T operands[] = {a[lane], b[lane], c[lane]}, result;
+            if constexpr (sizeof(T) == 4)
+                if (ftz) for (volatile T& x : operands) x = flush((T)x);
+            result = Op()((T)operands[0], (T)operands[1], (T)operands[2]);
+            T value = result;
+            if constexpr (sizeof(T) == 4) {
+                value = as_float(canonical(value));
+                if (ftz) value = flush(value);
+                if (saturate) value = value > 1 ? 1 : value > 0 ? value : 0;      // a NaN becomes 0
+            }
+            d.set(lane, value);
+        }
+    }
+    return Flow::next;
+}
+
+// ---- minimum and maximum ---------------------------------------------------------------------------------------------
+
+// A NaN loses unless `nan`; -0 is less than +0.
+template <bool maximum, bool nan> struct Extreme {
+    float operator()(float a, float b) const {
+        const u32 x = as_bits(a), y = as_bits(b);
+        const bool a_nan = a != a, b_nan = b != b;
+        u32 chosen = pick(maximum ? a > b : a < b, x, y);
+        chosen = pick(a == b, maximum ? x & y : x | y, chosen);
+        if constexpr (nan) chosen = pick(a_nan | b_nan, NAN_F32, chosen);
+        else chosen = pick(b_nan, pick(a_nan, NAN_F32, x), pick(a_nan, y, chosen));
+        return as_float(chosen);
+    }
+    float operator()(float a, float b, float c) const { return (*this)((*this)(a, b), c); }
+};
+template <bool maximum> float extreme(float a, float b, i64 how) {                 // how: i0 of floating.py's minmax
+    if (how & FTZ) a = flush(a), b = flush(b);
+    const u32 sign = (as_bits(a) ^ as_bits(b)) & 0x80000000u;
+    if (how & 4) a = std::fabs(a), b = std::fabs(b);
+    const float value = how & 1 ? Extreme<maximum, true>()(a, b) : Extreme<maximum, false>()(a, b);
+    return how & 2 && value == value ? as_float(as_bits(value) | sign) : value;
+}
+template <bool maximum> Flow extremes(Warp& w, const Record& r, u32 mask) {
+    const Lanes<float> a(w, r.a), b(w, r.b), d(w, r.d);
+    each_lane(mask, [=, &r](int lane) { d.set(lane, extreme<maximum>(a[lane], b[lane], r.i0)); });
+    return Flow::next;
+}
+template <bool maximum, u16 (*narrow)(float), float (*widen)(u16)> Flow half_extremes(Warp& w, const Record& r, u32 mask) {
+    const u32 *a = w.reg(r.a), *b = w.reg(r.b);
+    u32* d = w.reg(r.d);
+    each_lane(mask, [=, &r](int lane) {
+        const u32 x = a[lane], y = b[lane];
+        auto one = [&](int shift) -> u32 {
+            u16 first = (u16)(x >> shift), second = (u16)(y >> shift);
+            if (r.i0 & FTZ) {                              // f16 only
+                if (!(first & 0x7c00)) first &= 0x8000;
+                if (!(second & 0x7c00)) second &= 0x8000;
+            }
+            return narrow(extreme<maximum>(widen(first), widen(second), r.i0 & 7));
+        };
+        d[lane] = one(0) | (r.i0 & 64 ? one(16) << 16 : 0);
+    });
+    return Flow::next;
+}
+template <bool maximum> struct Extreme64 {
+    double operator()(double a, double b, double) const {
+        if (a != a) return b;
+        if (b != b) return a;
+        if (a == b) return std::signbit(a) == maximum ? b : a;
+        return (a < b) == maximum ? b : a;
+    }
+};
+u16 narrow_f16(float x) { return to_f16(x); }
+u16 narrow_bf16(float x) { return to_bf16(x); }
+
+// ---- functions -------------------------------------------------------------------------------------------------------
+
+// 2^x for ex2.approx: a polynomial for 2^f, |f| <= 1/2, times a power of two in two steps, so that overflow and denormals
+// come out as they should. Relative error below 2^-23.
+struct Ex2 {
+    float operator()(float x, float, float) const {
+        const float bounded = x > 130.0f ? 130.0f : x < -160.0f ? -160.0f : x;
+        const float shifted = bounded + 0x1.8p23f;         // the whole part in the low bits
+        const float f = bounded - (shifted - 0x1.8p23f);
+        const i32 n = (i32)(as_bits(shifted) - as_bits(0x1.8p23f)), half = n >> 1;
+        float p = 0.00015461447765f;
+        p = __builtin_fmaf(p, f, 0.00133908668067f);
+        p = __builtin_fmaf(p, f, 0.00961805693805f);
+        p = __builtin_fmaf(p, f, 0.0555035695434f);
+        p = __builtin_fmaf(p, f, 0.240226507187f);
+        p = __builtin_fmaf(p, f, 0.69314718246f);
+        p = __builtin_fmaf(p, f, 1.0f);
+        const float scaled = p * as_float((u32)(half + 127) << 23) * as_float((u32)(n - half + 127) << 23);
+        return x != x ? x : scaled;
+    }
+};
+struct Lg2 { float operator()(float a, float, float) const { return (float)std::log2((double)a); } };
+struct Sin { float operator()(float a, float, float) const { return (float)std::sin((double)a); } };
+struct Cos { float operator()(float a, float, float) const { return (float)std::cos((double)a); } };
+struct Tanh { float operator()(float a, float, float) const { return (float)std::tanh((double)a); } };
+
+// rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 read and write upper words only.
+template <class Op> struct Gross {
+    static u64 upper(double x) {
+        const u64 bits = as_bits(x) & 0xffffffff00000000ull;
+        return bits & 0x7ff0000000000000ull ? bits : bits & 0x8000000000000000ull;
+    }
+    double operator()(double a, double, double) const {
+        const double exact = Op()(as_double(a != a ? as_bits(a) : upper(a)), 0.0, 0.0);
+        return exact != exact ? exact : as_double(upper(exact));
+    }
+};
+
+// ---- comparisons -----------------------------------------------------------------------------------------------------
+
+struct Eq { template <class T> bool operator()(T a, T b) const { return a == b; } };
+struct Lg { template <class T> bool operator()(T a, T b) const { return a < b || a > b; } };
+struct Lt { template <class T> bool operator()(T a, T b) const { return a < b; } };
+struct Le { template <class T> bool operator()(T a, T b) const { return a <= b; } };
+struct Unordered { template <class T> bool operator()(T a, T b) const { return a != a || b != b; } };
+template <class Op> struct Flushed { bool operator()(float a, float b) const { return Op()(flush(a), flush(b)); } };
+template <class Op, float (*widen)(u16), bool ftz> struct Halves {
+    static float load(u16 bits) { return widen(ftz && !(bits & 0x7c00) ? bits & 0x8000 : bits); }
+    bool operator()(u16 a, u16 b) const { return Op()(load(a), load(b)); }
+};
+// Packed: p is about the lower halves, q about the upper ones.
+template <class Op> Flow setp_halves(Warp& w, const Record& r, u32 mask) {
+    const u32 *a = w.reg(r.a), *b = w.reg(r.b);
+    u32 lower = 0, upper = 0;
+    for (int lane = 0; lane < LANES; ++lane) {
+        lower |= (u32)Op()((u16)a[lane], (u16)b[lane]) << lane;
+        upper |= (u32)Op()((u16)(a[lane] >> 16), (u16)(b[lane] >> 16)) << lane;
+    }
+    if (!(r.i1 & 2)) return set_predicates(w, r, mask, lower, upper);
+    Record inverted = r;
+    inverted.i1 &= ~2;
+    return set_predicates(w, inverted, mask, ~lower, ~upper);
+}
+
+// i0: finite, infinite, number, notanumber, normal, subnormal.
+bool classify(double x, bool subnormal, i64 test) {
+    switch (test) {
+        case 0: return std::isfinite(x);
+        case 1: return std::isinf(x);
+        case 2: return x == x;
+        case 3: return x != x;
+        case 4: return std::isfinite(x) && x != 0 && !subnormal;
+        default: return subnormal;
+    }
+}
+template <class T> Flow testp(Warp& w, const Record& r, u32 mask) {
+    const Lanes<T> a(w, r.a);
+    u32 holds = 0;
+    for (int lane = 0; lane < LANES; ++lane)
+        holds |= (u32)classify(a[lane], std::fpclassify(a[lane]) == FP_SUBNORMAL, r.i0) << lane;
+    w.set_pred(r.d, mask, holds);
+    return Flow::next;
+}
+
+template <u32 exponents> struct Flush16 {                  // exponents: the exponent fields of the halves that count
+    u32 operator()(u32 a) const {
+        u32 keep = 0x80008000u;
+        if (a & exponents & 0x7c00u) keep |= 0xffffu;
+        if (a & exponents & 0x7c000000u) keep |= 0xffff0000u;
+        return a & keep;
+    }
+};
+struct Flush { u32 operator()(u32 a) const { return flush(a); } };
+
+// ---- handlers --------------------------------------------------------------------------------------------------------
+
+#define ARITHMETIC(name, Op, arity)                                                                                          \
+    {name ".f32", nearest<Op, arity, false>}, {name ".ftz.f32", nearest<Op, arity, true>}, {name ".f64", nearest64<Op, arity>}, \
+    {name ".any.f32", any_rounding<float, Op, arity>}, {name ".any.f64", any_rounding<double, Op, arity>}
+#define PACKED(name, Op, arity)                                                                                              \
+    {name ".f32x2", nearest<Op, arity, false, 2>}, {name ".ftz.f32x2", nearest<Op, arity, true, 2>},                           \
+    {name ".any.f32x2", any_rounding<float, Op, arity, 2>}
+#define FUNCTION(name, Op) {name ".f32", nearest<Op, 1, false>}, {name ".ftz.f32", nearest<Op, 1, true>}
+#define EXTREMES(name, maximum)                                                                                              \
+    {name ".f32", binary<float, Extreme<maximum, false>>}, {name ".NaN.f32", binary<float, Extreme<maximum, true>>},           \
+    {name ".f32x3", ternary<float, Extreme<maximum, false>>}, {name ".NaN.f32x3", ternary<float, Extreme<maximum, true>>},     \
+    {name ".any.f32", extremes<maximum>}, {name ".any.f64", nearest64<Extreme64<maximum>, 2>},                                 \
+    {name ".any.f16", half_extremes<maximum, narrow_f16, from_f16>}, {name ".any.bf16", half_extremes<maximum, narrow_bf16, from_bf16>}
+#define COMPARISONS(name, Op)                                                                                                \
+    {name ".f32", setp<float, Op>}, {name ".ftz.f32", setp<float, Flushed<Op>>}, {name ".f64", setp<double, Op>},              \
+    {name ".f16", setp<u16, Halves<Op, from_f16, false>>}, {name ".ftz.f16", setp<u16, Halves<Op, from_f16, true>>},           \
+    {name ".bf16", setp<u16, Halves<Op, from_bf16, false>>}, {name ".f16x2", setp_halves<Halves<Op, from_f16, false>>},        \
+    {name ".ftz.f16x2", setp_halves<Halves<Op, from_f16, true>>}, {name ".bf16x2", setp_halves<Halves<Op, from_bf16, false>>}
+
+const Registration registrations[] = {
+    ARITHMETIC("add", Add, 2), ARITHMETIC("sub", Sub, 2), ARITHMETIC("mul", Mul, 2), ARITHMETIC("fma", Fma, 3), ARITHMETIC("div", Div, 2),
+    ARITHMETIC("rcp", Rcp, 1), ARITHMETIC("sqrt", Sqrt, 1), PACKED("add", Add, 2), PACKED("sub", Sub, 2), PACKED("mul", Mul, 2), PACKED("fma", Fma, 3),
+    {"div.approx.f32", nearest<DivApprox, 2, false>}, {"div.approx.ftz.f32", nearest<DivApprox, 2, true>},
+    FUNCTION("rsqrt", Rsqrt), {"rsqrt.f64", nearest64<Rsqrt, 1>}, {"rcp.gross.f64", nearest64<Gross<Rcp>, 1>}, {"rsqrt.gross.f64", nearest64<Gross<Rsqrt>, 1>},
+    FUNCTION("ex2", Ex2), FUNCTION("lg2", Lg2), FUNCTION("sin", Sin), FUNCTION("cos", Cos), FUNCTION("tanh", Tanh),
+    EXTREMES("min", false), EXTREMES("max", true), {"testp.f32", testp<float>}, {"testp.f64", testp<double>},
+    COMPARISONS("setp.eq", Eq), COMPARISONS("setp.lg", Lg), COMPARISONS("setp.lt", Lt), COMPARISONS("setp.le", Le), COMPARISONS("setp.nan", Unordered),
+    {"flush.f32", unary<u32, Flush>}, {"flush.f16", unary<u32, Flush16<0x7c00>>}, {"flush.f16x2", unary<u32, Flush16<0x7c007c00>>},
+};
+
+}  // namespace
+}  // namespace emu

@@ -1,0 +1,38 @@
+// Which cluster wrote and read each piece of global memory during a launch: races between CTAs of different clusters.
+//
+// Clusters run on several host threads, so the table is shared and its cells are relaxed atomics. A cluster's time advances with each
+// of its releases at gpu scope; an acquire learns the times that were released to the same address.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include "core.h"
+
+namespace emu {
+
+class GlobalShadow {
+  public:
+    using Known = std::unordered_map<u32, u32>;                // cluster -> time
+    struct Who { u32 cluster = 0, time = 1; Known known; bool synchronises = false; };
+    struct Conflict { bool found = false; u32 cluster = 0; bool was_write = false; };
+
+    // Marks [address, address + n) as accessed; returns the first unordered access of another cluster.
+    Conflict access(Who& who, u64 address, u64 n, bool write);
+    void written(u64 address, u64 n, u8* out);                 // out[i] |= 1 where bytes 2i, 2i + 1 were written
+    void release(Who& who, u64 address);
+    void acquire(Who& who, u64 address);
+
+  private:
+    static constexpr u64 GRANULE = 2, PAGE = 1 << 14;          // bytes: two bf16 of neighbours do not collide
+    static constexpr u32 MANY = 0xffffff;
+    struct Page { std::atomic<u64> cells[PAGE / GRANULE]; };   // writer 24 bits, time 8 bits, reader 24 bits, time 8 bits
+    Page& page(u64 number);
+    static std::atomic<u64> created;
+    const u64 identity = ++created;                            // an address may be used again, a number is not
+    std::mutex lock;
+    std::unordered_map<u64, std::unique_ptr<Page>> pages;
+    std::unordered_map<u64, Known> released;
+};
+
+}  // namespace emu

@@ -1,0 +1,63 @@
+// What silicon does not tell: happens-before, proxy fences, undefined reads. Handlers report what they do; a null sanitizer
+// makes every call free. All checks are made when an operation is *issued*, in whatever order the schedule issues them:
+// what they conclude does not depend on when the asynchronous work is done.
+#pragma once
+#include "core.h"
+
+namespace emu {
+
+enum class Access : u8 { read, write, atomic };
+
+// An asynchronous operation's own time line: it is over when a later wait says so.
+//   mbarrier   complete_tx on an mbarrier's current phase: known to whoever observes that phase
+//   tensor     tcgen05.mma / cp / shift: in order on the CTA's tensor pipe, known through tcgen05.commit
+//   bulk_read  cp.async.bulk store, source side: known after wait_group.read;  bulk_write: its global side, after wait_group
+//   copy       cp.async (not bulk): known after cp.async.wait_group;           tmem_load / tmem_store: after tcgen05.wait
+enum class Engine : u8 { mbarrier, tensor, bulk_read, bulk_write, copy, tmem_load, tmem_store, initialisation };
+
+#define IF_CHECKED(w, call) do { if (::emu::Sanitizer* s_ = (w).cta->cluster->sanitizer) s_->call; } while (0)
+
+struct Sanitizer {
+    virtual ~Sanitizer() = default;
+    virtual void start() = 0;                                    // a new cluster
+
+    // ---- generic proxy: one call per lane and address, n bytes ------------------------------------------------------
+    virtual void shared(Warp&, const Record&, int lane, u32 address, u32 n, Access) = 0;
+    virtual void global(Warp&, const Record&, int lane, u64 address, u64 n, Access) = 0;
+
+    // ---- asynchronous operations, at issue: one `begin`, then what it touches ---------------------------------------
+    // `issuer` is the lane that issues; `mbarrier` the address of the barrier that will be signalled (Engine::mbarrier only).
+    virtual void begin_async(Warp&, const Record&, int issuer, Engine, u32 mbarrier = 0) = 0;
+    virtual void async_shared(u32 address, u32 n, Access) = 0;
+    virtual void async_global(u64 address, u64 n, Access) = 0;
+    // tensor memory of `cta`: columns [column, column + n) of the lanes [lane, lane + lanes)
+    virtual void async_tmem(Cta&, int lane, int lanes, int column, int n, Access) = 0;
+    virtual void allocate_tmem(Cta&, int column, int n) = 0;     // contents become undefined
+
+    // ---- ordering ---------------------------------------------------------------------------------------------------
+    virtual void release(Warp&, u32 lanes, u32& sync) = 0;       // into a barrier object; `sync` is a handle, 0: none yet
+    virtual void acquire(Warp&, u32 lanes, u32 sync) = 0;        // from it (named and cluster barriers: what was released so far)
+    virtual void mbarrier_init(Warp&, const Record&, int lane, u32 address) = 0;
+    virtual void mbarrier_init_fence(Warp&, u32 lanes) = 0;      // fence.mbarrier_init: the asynchronous proxy may signal them
+    virtual void release_initialisations(Warp&, u32& sync) = 0;  // what a relaxed arrive at the cluster's barrier hands on
+    virtual void mbarrier_use(Warp&, const Record&, int lane, u32 address) = 0;       // its init must be ordered before
+    virtual void mbarrier_release(Warp&, u32 lanes, u32 address) = 0;                 // arrive with .release semantics
+    virtual void mbarrier_phase(u32 address) = 0;                                     // a phase is complete
+    virtual void mbarrier_acquire(Warp&, u32 lanes, u32 address) = 0;                 // a wait that saw the phase
+    virtual void commit_tensor(Warp&, const Record&, int lane, u32 mbarrier) = 0;     // tcgen05.commit: everything issued so far
+    virtual void commit_copies(Warp&, u32 lanes, u32 mbarrier) = 0;                   // cp.async.mbarrier.arrive
+    virtual void await(Warp&, u32 lanes, Engine, u32 pending) = 0;                    // all but the youngest `pending` groups are over
+    virtual void commit_group(Warp&, Engine) = 0;                                     // cp.async[.bulk].commit_group
+    virtual void warp_sync(Warp&, u32 lanes) = 0;                // bar.warp.sync
+    virtual void proxy_fence(Warp&, u32 lanes) = 0;              // fence.proxy.async
+    virtual void fence(Warp&, u32 lanes, bool gpu_scope) = 0;    // fence.acq_rel / membar
+    virtual void global_release(Warp&, int lane, u64 address) = 0;   // atomic or store with release semantics, gpu scope
+    virtual void global_acquire(Warp&, int lane, u64 address) = 0;
+
+    virtual void exit_warp(Warp&) = 0;
+    virtual void finish() = 0;                                   // every warp has exited, the queues are drained
+};
+
+Sanitizer* make_sanitizer(Cluster&);
+
+}  // namespace emu

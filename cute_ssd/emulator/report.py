@@ -1,0 +1,112 @@
+"""What an emulation has to say: launches, their instruction counts, and findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .build import EmulatorError
+
+if TYPE_CHECKING:
+    import torch
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something a kernel did that is wrong, although it may have gone well this time.
+
+    `kind` is a short name (race, missing proxy fence, uninitialised, out of bounds, deadlock, over-arrival, ...); `who` the warp,
+    `ptx_line` and `ptx` the instruction, `source` the Python line it came from ("" where the compiler names none).
+    """
+
+    kind: str
+    message: str
+    kernel: str
+    who: str
+    ptx_line: int
+    ptx: str
+    source: str
+
+    def __str__(self) -> str:
+        place = f" at {self.source}" if self.source else ""
+        line = f" (PTX line {self.ptx_line}: {self.ptx})" if self.ptx_line else ""
+        return f"{self.kind}: {self.who or 'a warp'} of {self.kernel}{place}: {self.message}{line}"
+
+
+class KernelError(EmulatorError):
+    """A launch did something wrong; `findings` say what, the first is the one that ended it if one did."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__("\n".join(map(str, findings)))
+        self.findings = findings
+
+
+@dataclass
+class LaunchReport:
+    """One launch. `instructions` counts executed warp instructions by class; `shared_bytes` is static plus dynamic memory."""
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    shared_bytes: int
+    instructions: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    cycles: float | None = None
+
+    @property
+    def warp_instructions(self) -> int:
+        """All executed warp instructions."""
+        return sum(self.instructions.values())
+
+    def __str__(self) -> str:
+        size = " x ".join(map(str, self.grid))
+        return (
+            f"{self.kernel[:60]}: grid {size}, block {self.block}, cluster {self.cluster}, {self.shared_bytes} bytes shared, "
+            f"{self.warp_instructions} warp instructions, {self.seconds * 1e3:.1f} ms, {len(self.findings)} findings"
+        )
+
+
+@dataclass
+class Report:
+    """Everything an `emulate()` block ran, in order."""
+
+    arch: str
+    launches: list[LaunchReport] = field(default_factory=list)
+    _written: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings of all launches."""
+        return [finding for launch in self.launches for finding in launch.findings]
+
+    def unwritten(self, tensor: torch.Tensor) -> int:
+        """How many elements of `tensor` no launch has written (needs `sanitize=True`; elements of one byte count in pairs)."""
+        storage = tensor.untyped_storage()
+        begin = storage.data_ptr()
+        flags = np.zeros(storage.nbytes() // 2 + 1, np.uint8)
+        for (address, nbytes), written in self._written.items():
+            if address == begin and nbytes == storage.nbytes():
+                flags |= written
+        size = tensor.element_size()
+        offsets = np.zeros((), np.int64)
+        for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            offsets = offsets[..., None] + np.arange(extent, dtype=np.int64) * (stride * size)
+        first = (offsets.ravel() + tensor.data_ptr() - begin) // 2
+        done = np.ones(first.shape, bool)
+        for word in range(max(1, size // 2)):
+            done &= flags[first + word] != 0
+        return int((~done).sum())
+
+    def __iter__(self) -> Iterator[LaunchReport]:
+        return iter(self.launches)
+
+    def __str__(self) -> str:
+        return "\n".join([f"emulated {self.arch}: {len(self.launches)} launches", *map(str, self.launches), *map(str, self.findings)])

@@ -1,0 +1,97 @@
+"""From a captured launch to a report: parse, decode (both cached), execute, translate what the engine noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from . import engine
+from .decode import CLASSES, SHARED_BASE, Program, decode
+from .launch import KernelLaunch
+from .ptx import parse_kernel
+from .report import Finding, KernelError, LaunchReport, Report
+
+_PROGRAMS: OrderedDict[tuple[bytes, str], Program] = OrderedDict()
+_KEPT_PROGRAMS = 64
+
+
+def program_of(ptx: str, name: str) -> Program:
+    """The decoded kernel `name` of a PTX text; UnsupportedInstruction says what cannot be executed."""
+    key = (hashlib.sha256(ptx.encode()).digest(), name)
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = decode(parse_kernel(ptx, name), engine.handlers())
+        if len(_PROGRAMS) > _KEPT_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    _PROGRAMS.move_to_end(key)
+    return _PROGRAMS[key]
+
+
+def instruction_counts(program: Program, counts: np.ndarray) -> dict[str, int]:
+    """Executions by instruction class, the most frequent first."""
+    mine = program.classes >= 0
+    totals = np.bincount(program.classes[mine], weights=counts[mine].astype(float), minlength=len(CLASSES))
+    return {CLASSES[k]: int(totals[k]) for k in np.argsort(-totals, kind="stable") if totals[k]}
+
+
+def mapped_memory() -> list[tuple[int, int]]:
+    """[begin, end) of the writable memory of this process (Linux)."""
+    ranges = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions = line.split(maxsplit=2)[:2]
+        if permissions.startswith("rw"):
+            begin, end = (int(part, 16) for part in addresses.split("-"))
+            ranges.append((begin, end))
+    return ranges
+
+
+@dataclass
+class Runner:
+    """Executes launches for one report; a finding is an error unless `keep_going`."""
+
+    report: Report
+    options: engine.Options
+    keep_going: bool = False
+
+    def __call__(self, launch: KernelLaunch) -> None:
+        program = program_of(launch.ptx, launch.kernel_name)
+        parameters = program.kernel.parameters
+        block = bytearray(max((p.offset + p.size for p in parameters), default=0))
+        for index, p in enumerate(parameters):
+            block[p.offset : p.offset + p.size] = launch.parameter(index, p.size)
+        digits = "".join(filter(str.isdigit, self.report.arch))
+        begin = time.perf_counter()
+        # With addresses of unknown extent among the arguments only unmapped memory can be told to be out of bounds.
+        ranges = [(address, address + nbytes) for address, nbytes in launch.tensors if nbytes]
+        ranges += mapped_memory() if launch.unknown_extents else []
+        outcome = engine.run(
+            program, launch.grid, launch.block, launch.cluster, launch.shared_bytes, bytes(block), ranges, self.options, int(digits)
+        )
+        shared = max(program.static_shared_end, program.dynamic_start + launch.shared_bytes) - SHARED_BASE
+        entry = LaunchReport(
+            launch.kernel_name, launch.grid, launch.block, launch.cluster, shared,
+            instructions=instruction_counts(program, outcome.counts),
+            findings=[self._finding(program, launch.kernel_name, event) for event in outcome.events],
+            printed=outcome.printed, seconds=time.perf_counter() - begin,
+        )  # fmt: skip
+        self.report.launches.append(entry)
+        for text in outcome.printed:
+            sys.stdout.write(text)
+        if self.options.sanitize:
+            for address, nbytes in launch.tensors:
+                flags = engine.written(address, nbytes)
+                if flags.any():
+                    known = self.report._written.setdefault((address, nbytes), flags)
+                    known |= flags
+        if entry.findings and (not self.keep_going or outcome.events[0].fatal):
+            raise KernelError(entry.findings)
+
+    def _finding(self, program: Program, kernel: str, event: engine.Event) -> Finding:
+        instruction = program.instruction_at(event.line)
+        source = f"{instruction.source[0]}:{instruction.source[1]}" if instruction and instruction.source else ""
+        return Finding(event.kind, event.message, kernel, event.who, event.line, instruction.text if instruction else "", source)

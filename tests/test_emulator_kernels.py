@@ -1,0 +1,78 @@
+"""Whole kernels on the emulator: right under every schedule and without findings, and caught when they lack a barrier.
+
+The mutants here are a choice; mutation_score.py tries all of them.
+"""
+
+from functools import cache
+from importlib import import_module
+
+import pytest
+import torch
+
+import cute_ssd
+from cute_ssd.emulator.launch import KernelLaunch
+from cute_ssd.emulator.session import Session
+
+from .mutation_score import ARCH, KERNELS, Launch, Redundant, attempt, mutants
+
+SEEDS = range(6)  # eager, late and priority schedules
+
+
+@cache
+def captured(name: str) -> tuple[Launch, dict[str, torch.Tensor]]:
+    """The launch of a kernel, ready to be repeated, with the tensors that keep its memory alive."""
+    launches = []
+
+    def capture(launch: KernelLaunch) -> None:
+        launches.append(Launch.of(launch))
+        launches[0].poison(launches[0].program())
+
+    module, arguments = KERNELS[name]
+    with Session(ARCH, capture):
+        tensors = import_module(f"tests.kernels.{module}").run(*arguments)
+    return launches[0], tensors
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_right_under_every_schedule(name: str, seed: int) -> None:
+    module, arguments = KERNELS[name]
+    kernel = import_module(f"tests.kernels.{module}")
+    with cute_ssd.emulate(ARCH, seed=seed) as report:
+        tensors = kernel.run(*arguments)
+    kernel.check(tensors)
+    assert len(report.launches) == 1 and not report.findings
+    assert report.unwritten(tensors["output"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code", "finding"),
+    [
+        ("tma_pipeline", "mbarrier wait", "x_full", "uninitialised"),
+        ("tma_pipeline", "mbarrier wait", "x_empty", "race"),
+        ("tma_pipeline", "mbarrier.arrive", "x_empty", "deadlock"),
+        ("tma_pipeline", "expect_tx bytes -16", "", "transaction count"),
+        ("tma_pipeline", "bar.warp.sync", "", "race"),
+        ("tma_pipeline", "bar.arrive", "FREE", "deadlock"),
+        ("tma_pipeline", "bulk.wait_group +1", "y_stages", "race"),
+        ("tma_pipeline", "fence.mbarrier_init", "", "missing proxy fence"),
+        ("tcgen05_gemm", "fence.proxy.async", "", "missing proxy fence"),
+        ("tcgen05_gemm", "mbarrier peek", "", "race"),
+        ("tcgen05_gemm", "mbarrier wait", "acc_empty", "race"),
+        ("tcgen05_gemm", "tcgen05.commit", "acc_full", "deadlock"),
+        ("tcgen05_gemm", "tcgen05.wait::ld", "", "register in flight"),
+        ("tcgen05_gemm_relu", "tcgen05.wait::st", "", "race"),
+        ("tcgen05_gemm_relu", "mbarrier wait", "a_free", "race"),
+    ],
+)
+def test_missing_synchronisation_is_caught(name: str, kind: str, code: str, finding: str) -> None:
+    launch, _ = captured(name)
+    candidates = [m for m in mutants(launch.program().kernel) if m.kind == kind and code in m.code]
+    by, _, message = attempt(launch, candidates[0], SEEDS)
+    assert by == finding, message
+
+
+def test_list_of_redundant_instructions_is_well_formed() -> None:
+    for entry in import_module("tests.kernels.mamba2_ssd").REDUNDANT:
+        kind, code, reason, nth = Redundant(*entry)
+        assert kind and code and reason.endswith(".") and all(isinstance(n, int) for n in nth)
