@@ -74,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-going", action="store_true", help="report findings instead of stopping at the first launch"
     )
     emulate.add_argument(
+        "--implicit-waits", action="store_true", help="the use of a tcgen05.ld result waits for it, as ptxas makes it"
+    )
+    emulate.add_argument(
         "--time-limit", type=float, default=3600.0, metavar="SECONDS", help="of one launch (default 3600)"
     )
     emulate.add_argument("script", help="path of the script")

@@ -85,10 +85,14 @@ SPECIAL_F32 = np.concatenate([SPECIAL_F32, -SPECIAL_F32])
 
 
 def f32_samples(n: int, seed: int = 0, special: bool = True) -> np.ndarray:
-    """Numbers of all exponents, of middle ones, and special ones, in random order."""
+    """Numbers of all exponents, of middle ones (many are ties of bf16 or tf32), and special ones, in random order."""
     rng = np.random.default_rng(seed)
     any_bits = rng.integers(0, 2**32, n // 2, np.uint32).view(np.float32)
     middle = (rng.standard_normal(n - n // 2) * 2.0 ** rng.integers(-12, 12, n - n // 2)).astype(np.float32)
+    tie = rng.choice(np.array([0, 0x1000, 0x8000], np.uint32), len(middle))
+    middle = np.where(tie > 0, middle.view(np.uint32) & ~(tie - np.uint32(1)) | tie, middle.view(np.uint32)).view(
+        np.float32
+    )
     values = np.concatenate([any_bits, middle, SPECIAL_F32])
     rng.shuffle(values)
     return values if special else values[np.isfinite(values)]

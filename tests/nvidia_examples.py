@@ -52,7 +52,7 @@ EXAMPLES = [
     Example("dense_gemm_software_pipeline", GEMM + "dense_gemm_software_pipeline.py", f"--mnkl 256,256,256,1 {F16}", options=IMPLICIT),
     Example("fmha", ATTENTION + "fmha/fmha.py", "--q_shape 1,256,1,128 --k_shape 1,256,1,128", options=IMPLICIT),
     Example("fmha causal d=64", ATTENTION + "fmha/fmha.py", "--q_shape 1,256,1,64 --k_shape 1,256,1,64 --is_causal", options=IMPLICIT),
-    Example("fmha_bwd", ATTENTION + "fmha/fmha_bwd.py", "--s_q_max 128 --s_k_max 128 --d 128 --h_q 1 --h_k 1 --b 1", options=IMPLICIT),
+    Example("fmha_bwd", ATTENTION + "fmha/fmha_bwd.py", "--s_q 128 --s_k 128 --d 128 --h_q 1 --h_k 1 --b 1", options=IMPLICIT),
     Example("rmsnorm", "cute/blackwell/kernel/rmsnorm/rmsnorm.py", "--M 16 --N 1024"),
     Example("rmsnorm cluster", "cute/blackwell/kernel/rmsnorm/rmsnorm.py", "--M 4 --N 65536"),
     Example("tma_v0", "cute/blackwell/tutorial/tutorial_tma/tma_v0.py", "--M 256 --N 256", expected="unfinished copy"),
@@ -72,7 +72,9 @@ PRIMITIVES = "experimental/primitives"
 
 def examples(root: Path) -> list[Example]:
     scripts = sorted((root / PRIMITIVES).rglob("*.py"))
-    return EXAMPLES + [Example(f"primitive {path.stem}", str(path.relative_to(root))) for path in scripts if path.stem != "__init__"]
+    return EXAMPLES + [
+        Example(f"primitive {path.stem}", str(path.relative_to(root))) for path in scripts if path.stem != "__init__"
+    ]
 
 
 def run(example: Example, root: Path, seed: int, sanitize: bool = True) -> tuple[bool, float, str]:
@@ -81,8 +83,16 @@ def run(example: Example, root: Path, seed: int, sanitize: bool = True) -> tuple
     command += example.options.split() + ([] if sanitize else ["--no-sanitize"])
     script = root / example.script
     begin = time.perf_counter()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[1], root, root / "cute")))}
-    done = subprocess.run([*command, str(script), *example.arguments.split()], capture_output=True, text=True, env=environment, timeout=900)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parents[1], root, root / "cute")))
+    }
+    done = subprocess.run(
+        [*command, str(script), *example.arguments.split()],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=900,
+    )
     lines = (done.stdout + done.stderr).strip().splitlines()
     last = lines[-1] if lines else ""
     passed = last.startswith(example.expected) if example.expected and sanitize else done.returncode == 0
@@ -96,13 +106,18 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--no-sanitize", dest="sanitize", action="store_false")
     arguments = parser.parse_args()
-    chosen = [e for e in examples(arguments.root) if not arguments.words or any(word in e.name for word in arguments.words)]
+    chosen = [
+        e for e in examples(arguments.root) if not arguments.words or any(word in e.name for word in arguments.words)
+    ]
     failed = 0
     for example in chosen:
         for seed in range(arguments.seeds):
             passed, seconds, last = run(example, arguments.root, seed, arguments.sanitize)
             failed += not passed
-            print(f"{example.name:<36} seed {seed}  {'pass' if passed else 'FAIL'}  {seconds:6.1f} s  {'' if passed else last[:160]}", flush=True)
+            print(
+                f"{example.name:<36} seed {seed}  {'pass' if passed else 'FAIL'}  {seconds:6.1f} s  {'' if passed else last[:160]}",
+                flush=True,
+            )
     return 1 if failed else 0
 
 

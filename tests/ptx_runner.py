@@ -65,17 +65,27 @@ def elementwise(instructions: str, inputs: list[np.ndarray], out_dtype: np.dtype
     kind = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
     load = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
     out = np.zeros(n, out_dtype)
-    declare = [f".reg .{kind[a.itemsize]} %in{k};" for k, a in enumerate(inputs)] + [f".reg .{kind[out.itemsize]} %out;"]
+    declare = [f".reg .{kind[a.itemsize]} %in{k};" for k, a in enumerate(inputs)] + [
+        f".reg .{kind[out.itemsize]} %out;"
+    ]
     params = ", ".join(f".param .u64 p{k}" for k in range(len(inputs) + 1)) + ", .param .u32 n"
     body = [
         "mov.u32 %t, %tid.x; mov.u32 %c, %ctaid.x; mad.lo.s32 %i, %c, 256, %t;",
         "ld.param.u32 %n, [n]; setp.ge.u32 %p, %i, %n; @%p ret;",
     ]
     for k, a in enumerate(inputs):
-        body.append(f"ld.param.u64 %a, [p{k}]; mad.wide.u32 %a, %i, {a.itemsize}, %a; ld.global.{load[a.itemsize]} %in{k}, [%a];")
+        body.append(
+            f"ld.param.u64 %a, [p{k}]; mad.wide.u32 %a, %i, {a.itemsize}, %a; ld.global.{load[a.itemsize]} %in{k}, [%a];"
+        )
     body.append("{ " + instructions + " }")
-    body.append(f"ld.param.u64 %a, [p{len(inputs)}]; mad.wide.u32 %a, %i, {out.itemsize}, %a; st.global.{load[out.itemsize]} [%a], %out;")
-    text = f".visible .entry k({params}) {{ .reg .pred %p; .reg .b32 %t, %c, %i, %n; .reg .b64 %a; {' '.join(declare)}\n" + "\n".join(body) + "\nret; }"
+    body.append(
+        f"ld.param.u64 %a, [p{len(inputs)}]; mad.wide.u32 %a, %i, {out.itemsize}, %a; st.global.{load[out.itemsize]} [%a], %out;"
+    )
+    text = (
+        f".visible .entry k({params}) {{ .reg .pred %p; .reg .b32 %t, %c, %i, %n; .reg .b64 %a; {' '.join(declare)}\n"
+        + "\n".join(body)
+        + "\nret; }"
+    )
     arrays = [np.ascontiguousarray(a) for a in inputs]
     run(text, *arrays, out, n, grid=(-(-n // 256), 1, 1), block=(256, 1, 1), **options)  # type: ignore[arg-type]
     return out

@@ -376,24 +376,38 @@ def test_reuse_of_memory() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("mbarrier.arrive.shared.b64 _, [%r8+8];", "mbarrier: the mbarrier at shared+8 of CTA rank 0 is not initialised"),
+        (
+            "mbarrier.arrive.shared.b64 _, [%r8+8];",
+            "mbarrier: the mbarrier at shared+8 of CTA rank 0 is not initialised",
+        ),
         ("mbarrier.inval.shared.b64 [%r8]; mbarrier.arrive.shared.b64 _, [%r8];", "mbarrier: the mbarrier at shared+0"),
         ("mbarrier.arrive.shared.b64 _, [%r8], 3;", "over-arrival: "),
         ("mbarrier.arrive.shared.b64 _, [%r8], 0;", "mbarrier: 0 arrivals"),
         ("mbarrier.init.shared.b64 [%r8+8], 0;", "mbarrier: the mbarrier at shared+8 of CTA rank 0 gets the count 0"),
-        ("mbarrier.init.shared.b64 [%r8+8], 1048576;", "mbarrier: the mbarrier at shared+8 of CTA rank 0 gets the count 1048576"),
+        (
+            "mbarrier.init.shared.b64 [%r8+8], 1048576;",
+            "mbarrier: the mbarrier at shared+8 of CTA rank 0 gets the count 1048576",
+        ),
         ("mbarrier.init.shared.b64 [%r8+4], 1;", "misaligned: "),
-        ("mbarrier.arrive.shared.b64 _, [%r8]; "
-        "mbarrier.init.shared.b64 [%r8], 2;", "mbarrier: the mbarrier at shared+0 of CTA rank 0, "),
-        ("mbarrier.arrive.shared.b64 _, [%r8]; "
-        "mbarrier.inval.shared.b64 [%r8];", "mbarrier: the mbarrier at shared+0 of CTA rank 0 is invalidated"),
+        (
+            "mbarrier.arrive.shared.b64 _, [%r8]; mbarrier.init.shared.b64 [%r8], 2;",
+            "mbarrier: the mbarrier at shared+0 of CTA rank 0, ",
+        ),
+        (
+            "mbarrier.arrive.shared.b64 _, [%r8]; mbarrier.inval.shared.b64 [%r8];",
+            "mbarrier: the mbarrier at shared+0 of CTA rank 0 is invalidated",
+        ),
         ("mbarrier.arrive.noComplete.shared.b64 %d1, [%r8], 2;", "mbarrier: arrive.noComplete completes phase 0"),
         ("mbarrier.expect_tx.relaxed.cta.shared.b64 [%r8], 1048576;", "transaction count: "),
-        ("mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 8; mbarrier.complete_tx.shared.b64 [%r8], 16; "
-        "mbarrier.arrive.shared.b64 _, [%r8];",
-         "transaction count: the mbarrier at shared+0 of CTA rank 0 got 8 bytes more"),
-        ("L: mbarrier.try_wait.parity.shared.b64 %p, [%r8], 0; "
-        "@!%p bra L;", "deadlock: no warp can go on: warp 0 of CTA (0, 0, 0) at PTX line"),
+        (
+            "mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 8; mbarrier.complete_tx.shared.b64 [%r8], 16; "
+            "mbarrier.arrive.shared.b64 _, [%r8];",
+            "transaction count: the mbarrier at shared+0 of CTA rank 0 got 8 bytes more",
+        ),
+        (
+            "L: mbarrier.try_wait.parity.shared.b64 %p, [%r8], 0; @!%p bra L;",
+            "deadlock: no warp can go on: warp 0 of CTA (0, 0, 0) at PTX line",
+        ),
         ("L: mbarrier.test_wait.parity.shared.b64 %p, [%r8], 0; @!%p bra L;", "deadlock: "),
         ("mbarrier.test_wait.parity.shared.b64 %p, [%r8], 2;", "mbarrier: the phase parity is 2"),
         ("mov.b64 %d1, 7; mbarrier.test_wait.shared.b64 %p, [%r8], %d1;", "mbarrier: waits for phase 7"),
@@ -401,7 +415,7 @@ def test_reuse_of_memory() -> None:
         ("or.b32 %r8, %r8, 0x1000000; mbarrier.arrive.shared::cluster.b64 _, [%r8];", "shared address: "),
         ("mov.u64 %d1, 4096; mbarrier.arrive.b64 _, [%d1];", "shared address: generic address 0x1000 does not"),
     ],
-)  # fmt: skip
+)
 def test_misuse_of_mbarriers(body: str, message: str) -> None:
     assert problem(with_mbarrier(2, f"@!%first bra DONE; {body} DONE:")).startswith(message)
 
@@ -414,13 +428,28 @@ def test_initialisation_must_be_ordered() -> None:
 # ---- fences and what is refused --------------------------------------------------------------------------------------
 
 FENCES = [
-    "fence.acq_rel.cta", "fence.sc.gpu", "fence.acquire.cluster", "fence.release.sys", "fence.gpu", "membar.cta", "membar.gl", "membar.sys",
-    "fence.proxy.async", "fence.proxy.async.shared::cta", "fence.proxy.async.shared::cluster", "fence.proxy.async.global", "fence.proxy.alias",
-    "membar.proxy.async", "fence.mbarrier_init.release.cluster", "fence.proxy.tensormap::generic.release.gpu",
-    "fence.proxy.tensormap::generic.acquire.gpu [%o], 128", "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster",
-    "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster", "fence.acquire.sync_restrict::shared::cluster.cluster",
+    "fence.acq_rel.cta",
+    "fence.sc.gpu",
+    "fence.acquire.cluster",
+    "fence.release.sys",
+    "fence.gpu",
+    "membar.cta",
+    "membar.gl",
+    "membar.sys",
+    "fence.proxy.async",
+    "fence.proxy.async.shared::cta",
+    "fence.proxy.async.shared::cluster",
+    "fence.proxy.async.global",
+    "fence.proxy.alias",
+    "membar.proxy.async",
+    "fence.mbarrier_init.release.cluster",
+    "fence.proxy.tensormap::generic.release.gpu",
+    "fence.proxy.tensormap::generic.acquire.gpu [%o], 128",
+    "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster",
+    "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster",
+    "fence.acquire.sync_restrict::shared::cluster.cluster",
     "fence.release.sync_restrict::shared::cta.cluster",
-]  # fmt: skip
+]
 
 
 def test_fences() -> None:
@@ -430,15 +459,26 @@ def test_fences() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "bar.sync.relaxed 0;", "bar.arrive 0;", "bar.red.xor.pred %p, 0, %q;", "barrier.cluster.wait.relaxed;", "barrier.cluster.arrive.acquire;",
-        "fence;", "fence.acq_rel.warp;", "fence.proxy.texture;", "membar.gpu;", "mbarrier.init.shared::cluster.b64 [%r8], 1;",
-        "mbarrier.init.shared.b32 [%r8], 1;", "mbarrier.arrive.acquire.cta.shared.b64 _, [%r8];", "mbarrier.arrive.shared::cluster.b64 %d1, [%r8];",
-        "mbarrier.arrive.release.gpu.shared.b64 _, [%r8];", "mbarrier.try_wait.parity.shared::cluster.b64 %p, "
-        "[%r8], 0;",
-        "mbarrier.test_wait.parity.shared.b64 %p, [%r8], 0, 100;", "mbarrier.arrive.expect_tx.shared.b64 _, [%r8];",
+        "bar.sync.relaxed 0;",
+        "bar.arrive 0;",
+        "bar.red.xor.pred %p, 0, %q;",
+        "barrier.cluster.wait.relaxed;",
+        "barrier.cluster.arrive.acquire;",
+        "fence;",
+        "fence.acq_rel.warp;",
+        "fence.proxy.texture;",
+        "membar.gpu;",
+        "mbarrier.init.shared::cluster.b64 [%r8], 1;",
+        "mbarrier.init.shared.b32 [%r8], 1;",
+        "mbarrier.arrive.acquire.cta.shared.b64 _, [%r8];",
+        "mbarrier.arrive.shared::cluster.b64 %d1, [%r8];",
+        "mbarrier.arrive.release.gpu.shared.b64 _, [%r8];",
+        "mbarrier.try_wait.parity.shared::cluster.b64 %p, [%r8], 0;",
+        "mbarrier.test_wait.parity.shared.b64 %p, [%r8], 0, 100;",
+        "mbarrier.arrive.expect_tx.shared.b64 _, [%r8];",
         "mbarrier.arrive.b64 _, [%r8];",
     ],
-)  # fmt: skip
+)
 def test_refused(text: str) -> None:
     with pytest.raises(UnsupportedInstruction):
         threads(text)

@@ -27,7 +27,8 @@ def test_there_and_back(space: str, schedule: str, seed: int) -> None:
 
 
 REDUCTIONS = [
-    *[("u32", "u32", op) for op in ("add", "min", "max", "inc", "dec")], *[("u32", "b32", op) for op in ("and", "or", "xor")],
+    *[("u32", "u32", op) for op in ("add", "min", "max", "inc", "dec")],
+    *[("u32", "b32", op) for op in ("and", "or", "xor")],
     *[("s32", "s32", op) for op in ("add", "min", "max")], *[("u64", "u64", op) for op in ("add", "min", "max")],
     *[("s64", "s64", op) for op in ("min", "max")], *[("u64", "b64", op) for op in ("and", "or", "xor")],
     ("f32", "f32", "add"), ("f64", "f64", "add"), ("f16", "noftz.f16", "add"), ("bf16", "noftz.bf16", "add"),
@@ -63,7 +64,8 @@ def test_between_the_ctas_of_a_cluster(reduce: bool, schedule: str, seed: int) -
     @%first mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 128; barrier.cluster.arrive; barrier.cluster.wait;
     add.u32 %r2, %rank, 1; rem.u32 %r2, %r2, 3; mapa.shared::cluster.u32 %r3, %r7, %r2;
     mapa.shared::cluster.u32 %r4, %r8, %r2;
-    @%first {name}.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{".add.u32" if reduce else ""} [%r3+128], [%r7], 128, [%r4];
+    @%first {name}.shared::cluster.shared::cta.mbarrier::complete_tx::bytes{".add.u32" if reduce else ""}
+        [%r3+128], [%r7], 128, [%r4];
     {WAIT} add.u32 %r5, %r7, 128; @%first {SHARED_TO_GLOBAL} [%d1], [%r5], 128; {DRAIN} barrier.cluster.arrive;
     barrier.cluster.wait;
     """
@@ -80,7 +82,8 @@ def test_multicast_of_bytes(schedule: str, seed: int) -> None:
     @%first mbarrier.arrive.expect_tx.shared.b64 _, [%r8], %r6; barrier.cluster.arrive; barrier.cluster.wait;
     @%p bra SEND;
     {WAIT} @%first {SHARED_TO_GLOBAL} [%d1], [%r7], 256; {DRAIN} bra DONE;
-    SEND: @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r7], [%d0], 256, [%r8], %mask;
+    SEND: @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%r7], [%d0], 256, [%r8], %mask;
     DONE: barrier.cluster.arrive; barrier.cluster.wait;
     """
     run_bulk(body, source, out, ctas=4, schedule=schedule, seed=seed)
@@ -119,14 +122,15 @@ def test_misuse_of_bulk_copies(body: str, message: str) -> None:
 
 
 def test_sanitizer_sees_bulk_copies() -> None:
-    """A store without a proxy fence, a buffer overwritten before the store has read it, "
-    "and a load read before its mbarrier."""
+    """A store without a proxy fence, a buffer overwritten before the store read it, a load used before its mbarrier."""
     data, out = aligned(np.zeros(1024, np.uint8)), aligned(np.zeros(1024, np.uint8))
     write = "mad.lo.u32 %r0, %t, 4, %r7; st.shared.u32 [%r0], %t;"
     send = f"bar.sync 0; @%first {SHARED_TO_GLOBAL} [%d1], [%r7], 128; cp.async.bulk.commit_group;"
     drain = "cp.async.bulk.wait_group.read 0;"
-    load = "@%first mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 128; "
-    "@%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r7], [%d0], 128, [%r8];"
+    load = (
+        "@%first mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 128; "
+        "@%first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r7], [%d0], 128, [%r8];"
+    )
     kernels = {
         "": write + "fence.proxy.async;" + send + drain + "bar.sync 0;" + write,
         "missing proxy fence": write + send + drain,

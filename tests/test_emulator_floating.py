@@ -176,6 +176,15 @@ def test_halves_round_once(name, kind):
     compare_to_exact(got.view(np.float16) if kind == "f16" else from_bf16(got), exact, form, "rn")
 
 
+def test_a_summand_far_below_a_tie_decides():
+    """7 * 37 and 9 * 29 lie between two neighbours in bf16; what is added is too small for f64."""
+    rows = [(s * a, b, t * 2.0**-100) for a, b in ((7, 37), (9, 29)) for s in (1, -1) for t in (1, 0, -1)]
+    columns = [np.array(column, np.float32) for column in zip(*rows, strict=True)]
+    inputs = [(bits_of(column) >> 16).astype(np.uint16) for column in columns]
+    got = elementwise("fma.rn.bf16 %out, %in0, %in1, %in2;", inputs, np.dtype(np.uint16))
+    compare_to_exact(from_bf16(got), [Fraction(a) * b + Fraction(c) for a, b, c in rows], BF16, "rn")
+
+
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("name", ["add", "mul", "fma", "max", "min"])
 def test_packed_halves_are_two_halves(name, kind):
@@ -346,10 +355,10 @@ def test_quick_divisions():
 
 
 def test_f64_approximations_work_on_upper_words():
-    x = np.array([3.0, -7.1, 1e300, 0.0, np.inf, np.nan, 5e-324])
+    x = np.array([3.0, -7.1, 1e300, 0.0, np.inf, np.nan, 2.0**-1023, 1.5 * 2.0**1023])
     got = elementwise("rcp.approx.ftz.f64 %out, %in0;", [x], DOUBLE)
     np.testing.assert_allclose(got[:3], 1 / x[:3], rtol=2.0**-20)
-    np.testing.assert_array_equal(got[3:], [np.inf, 0, np.nan, np.inf])
+    np.testing.assert_array_equal(got[3:], [np.inf, 0, np.nan, np.inf, 0])
     assert not np.any(bits_of(got[:5]) & 0xFFFFFFFF)
     y = x[[0, 2]]
     got = elementwise("rsqrt.approx.f64 %out, %in0;", [y], DOUBLE)

@@ -25,7 +25,8 @@ from .bulk_copies import (
 from .ptx_runner import run
 
 PROLOGUE = """
-.visible .entry k(.param .align 64 .b8 map[128], .param .u64 data, .param .u64 coordinates, .param .u32 n, .param .u64 known) {{
+.visible .entry k(.param .align 64 .b8 map[128], .param .u64 data, .param .u64 coordinates, .param .u32 n,
+    .param .u64 known) {{
     .reg .pred %p, %q, %first; .reg .b16 %mask; .reg .b32 %t, %n, %r<12>, %c<5>;
     .reg .b64 %data, %coordinates, %map, %policy, %d<6>;
     .shared .align 1024 .b8 box[{bytes}]; .shared .align 8 .b64 bar;
@@ -133,7 +134,8 @@ def store_boxes(
 ) -> None:
     """Stores boxes (given as tensors) one after the other; all lanes issue the store."""
     rank, n = len(tensor.shape), len(coordinates)
-    name = f"cp.{'reduce.' if reduce else ''}async.bulk.tensor.{rank}d.global.shared::cta{'.' + reduce if reduce else ''}.tile.bulk_group"
+    opcode, operation = ("cp.reduce.async", f".{reduce}") if reduce else ("cp.async", "")
+    name = f"{opcode}.bulk.tensor.{rank}d.global.shared::cta{operation}.tile.bulk_group"
     body = f"""
     mov.u32 %r0, 0;
     NEXT: {LOAD_COORDINATES} {copy_words(tensor.bytes // 4, "ld.global.u32 %r4, [%d1]; st.shared.u32 [%r6], %r4;")}
@@ -263,7 +265,8 @@ def test_multicast_of_tiles(suffix: str, mask: int, signalled: list[int], schedu
     barrier.cluster.arrive; barrier.cluster.wait; setp.eq.u32 %p, %rank, 1; mov.u16 %mask, {mask}; mov.u32 %r4, 16;
     mov.u32 %r5, 4;
     @!%p bra LOADED; @!%first bra LOADED;
-    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{suffix} [%r7+256], [%d2, {{%r4, %r5}}], [%r8], %mask;
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{suffix}
+        [%r7+256], [%d2, {{%r4, %r5}}], [%r8], %mask;
     LOADED: setp.eq.u32 %p, %r0, 0; @%p bra DONE;
     W: mbarrier.try_wait.parity.shared.b64 %q, [%r8], 0; @!%q bra W;
     DONE: barrier.cluster.arrive; barrier.cluster.wait; mul.wide.u32 %d3, %t, 8; add.s64 %d3, %d3, %d0;
@@ -287,7 +290,8 @@ def test_a_pair_shares_a_barrier() -> None:
     and.b32 %r2, %r8, 0xFEFFFFFF;
     @%first mbarrier.init.shared.b64 [%r8], 1; @%first fence.mbarrier_init.release.cluster;
     @%first mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 512; barrier.cluster.arrive; barrier.cluster.wait;
-    @%first cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2 [%r7], [%d2, {{%r1}}], [%r2];
+    @%first cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2
+        [%r7], [%d2, {{%r1}}], [%r2];
     setp.ne.u32 %p, %rank, 0; @%p bra DONE; {WAIT}
     DONE: barrier.cluster.arrive; barrier.cluster.wait; @%first {SHARED_TO_GLOBAL} [%d0], [%r7], 256; {DRAIN} ret; }}"""
     run(kernel, tile, out, data, grid=(2, 1, 1), cluster=(2, 1, 1), schedule="late", seed=1, sanitize=True)
@@ -320,17 +324,22 @@ def test_edited_tensor_map(space: str) -> None:
         ]
     fields += [("global_stride", 64, f"{k}, ", tensor.strides[3 - k]) for k in range(4)]
     edits = "".join(f"{name.format(field, bits)} {at}, {order}{value};" for field, bits, order, value in fields)
-    to_shared = "mad.lo.u32 %r0, %t, 4, %r7; mul.wide.u32 %d4, %t, 4; add.s64 %d4, %d4, %d2; "
-    "ld.global.u32 %r1, [%d4]; st.shared.u32 [%r0], %r1; bar.warp.sync -1;"
-    back = "bar.warp.sync -1; "
-    "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d2], [%r7], 128;"
+    to_shared = (
+        "mad.lo.u32 %r0, %t, 4, %r7; mul.wide.u32 %d4, %t, 4; add.s64 %d4, %d4, %d2; "
+        "ld.global.u32 %r1, [%d4]; st.shared.u32 [%r0], %r1; bar.warp.sync -1;"
+    )
+    back = (
+        "bar.warp.sync -1; "
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d2], [%r7], 128;"
+    )
     if space == "global":
         to_shared, back = "", "fence.proxy.tensormap::generic.release.gpu;"
     body = f"""
     {to_shared} @!%first bra EDITED; {edits} EDITED: {back} bar.sync 0;
     fence.proxy.tensormap::generic.acquire.gpu [%d2], 128;
     @!%first bra LOADED; mbarrier.arrive.expect_tx.shared.b64 _, [%r8], {tensor.bytes};
-    cp.async.bulk.tensor.5d.shared::cta.global.mbarrier::complete_tx::bytes [%r7+1024], [%d2, {{30, 7, 1, -1, 0}}], [%r8];
+    cp.async.bulk.tensor.5d.shared::cta.global.mbarrier::complete_tx::bytes
+        [%r7+1024], [%d2, {{30, 7, 1, -1, 0}}], [%r8];
     LOADED: {WAIT} add.u32 %r5, %r7, 1024; @%first {SHARED_TO_GLOBAL} [%d3], [%r5], {tensor.bytes}; {DRAIN}
     """
     run_bulk(body, tensor.raw, tensor.array, image, out, shared=1024 + tensor.bytes)
@@ -351,11 +360,7 @@ def problem(
         + instruction
         + " ret; }"
     )
-    text = (
-        PROLOGUE.format(bytes=8192)
-        .replace(", .param .u32 n, .param .u64 known", ", .param .u64 known")
-        .replace("ld.param.u32 %n, [n];", "")
-    )
+    text = PROLOGUE.format(bytes=8192).replace(" .param .u32 n,", "").replace("ld.param.u32 %n, [n];", "")
     outcome = run(text + body, tile, *parameters, check=False, grid=(ctas, 1, 1), cluster=(ctas, 1, 1), **options)
     assert outcome.events
     return f"{outcome.events[0].kind}: {outcome.events[0].message}"
@@ -383,13 +388,32 @@ def good_map(array: np.ndarray, **changes: object) -> bytes:
         ({}, LOAD_2D + " [%r7+64], [%map, {%c0, %c1}], [%r8];", "misaligned: shared+64"),
         ({}, LOAD_2D + " [%r7+9088], [%map, {%c0, %c1}], [%r8];", "out of bounds: 256 bytes at shared+"),
         ({}, LOAD_2D + " [%r7], [%map, {%c0, %c1}], [%r8+4096];", "out of bounds: "),
-        ({}, LOAD_2D + " [%r7], [%map, {%c0, %c1}], [%r7];", "mbarrier: the mbarrier at shared+0 of CTA rank 0 is not initialised"),
-        ({}, LOAD_2D.removeprefix("@%first ") + " [%r7], [%map, {%c0, %c1}], [%r8];", "several lanes: several lanes issue"),
-        ({}, LOAD_2D + " [%r7], [%map, {%c0, %c1}], [%r8]; "
-        "@%first mbarrier.arrive.shared.b64 _, [%r8];", "transaction count: "),
-        ({}, LOAD_2D + ".multicast::cluster [%r7], [%map, {%c0, %c1}], [%r8], %mask;", "shared address: the copy goes to CTA ranks 0x6"),
-        ({}, "@%first cp.async.bulk.tensor.1d.shared::cta.global.mbarrier::complete_tx::bytes [%r7], [%map, "
-        "{%c0}], [%r8];", "tensor map: an instruction for 1"),
+        (
+            {},
+            LOAD_2D + " [%r7], [%map, {%c0, %c1}], [%r7];",
+            "mbarrier: the mbarrier at shared+0 of CTA rank 0 is not initialised",
+        ),
+        (
+            {},
+            LOAD_2D.removeprefix("@%first ") + " [%r7], [%map, {%c0, %c1}], [%r8];",
+            "several lanes: several lanes issue",
+        ),
+        (
+            {},
+            LOAD_2D + " [%r7], [%map, {%c0, %c1}], [%r8]; @%first mbarrier.arrive.shared.b64 _, [%r8];",
+            "transaction count: ",
+        ),
+        (
+            {},
+            LOAD_2D + ".multicast::cluster [%r7], [%map, {%c0, %c1}], [%r8], %mask;",
+            "shared address: the copy goes to CTA ranks 0x6",
+        ),
+        (
+            {},
+            "@%first cp.async.bulk.tensor.1d.shared::cta.global.mbarrier::complete_tx::bytes [%r7], [%map, "
+            "{%c0}], [%r8];",
+            "tensor map: an instruction for 1",
+        ),
         ({"box": (24, 8)}, STORE_2D, "tensor map: the box's rows have 24 bytes"),
         ({"swizzle": 1, "box": (64, 8)}, STORE_2D, "tensor map: the box's rows have 64 bytes, more than the 32"),
         ({"element": 11}, STORE_2D, "tensor map: tensor maps of tf32 elements"),
@@ -398,10 +422,18 @@ def good_map(array: np.ndarray, **changes: object) -> bytes:
         ({"flags": 0x40802}, STORE_2D, "tensor map: the tensor map has fields the emulator does not know (0x800)"),
         ({"sizes": (64, 17)}, "mov.u32 %c1, 10;" + STORE_2D, "out of bounds: a row of a tensor copy of 32 bytes"),
         ({"sizes": (80, 16)}, "mov.u32 %c0, 48; mov.u32 %c1, 8;" + STORE_2D, "out of bounds: a row of a tensor copy"),
-        ({}, STORE_2D.replace("cp.async", "cp.reduce.async").replace("shared::cta.", "shared::cta.add."), "tensor map: this reduction does not exist for u8"),
-        ({}, "mov.u32 %c1, %t;" + STORE_2D.removeprefix("@%first "), "several lanes: lanes of one warp store different tiles"),
+        (
+            {},
+            STORE_2D.replace("cp.async", "cp.reduce.async").replace("shared::cta.", "shared::cta.add."),
+            "tensor map: this reduction does not exist for u8",
+        ),
+        (
+            {},
+            "mov.u32 %c1, %t;" + STORE_2D.removeprefix("@%first "),
+            "several lanes: lanes of one warp store different tiles",
+        ),
     ],
-)  # fmt: skip
+)
 def test_misuse_of_tensor_copies(changes: dict[str, object], instruction: str, message: str) -> None:
     data = aligned(np.zeros((16, 64), np.uint8))
     assert problem(good_map(data, **changes), instruction, data).startswith(message)

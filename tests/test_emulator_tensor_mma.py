@@ -210,6 +210,16 @@ def test_integers(saturate: bool) -> None:
     np.testing.assert_array_equal(after[0, :, :n].view(np.int32), expected.astype(np.int32))
 
 
+@pytest.mark.parametrize("n", [16, 24])
+def test_nan_is_the_devices(n: int) -> None:
+    images, m = Images(), 64
+    put(images.shared[0], K_LAYOUTS[4], np.full((m, 16), 0xFF81), "bf16")
+    put(images.shared[0], shifted(K_LAYOUTS[4], B_START), np.full((n, 16), 0x3F80), "bf16")
+    values = (*K_LAYOUTS[4].descriptor(), *shifted(K_LAYOUTS[4], B_START).descriptor())
+    after = images.run(SETUP + single(mma("f16")), *values, instruction_descriptor(m, n, "bf16", "bf16"), 0)
+    assert np.all(after[0, :16, :n] == 0x7FFFFFFF)
+
+
 # ---- pairs of CTAs ---------------------------------------------------------------------------------------------------
 
 

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..bench import Figure
-from . import engine, prepare
+from . import engine
 from .decode import decode
 from .launch import KernelLaunch
 from .ptx import parse_kernel
+from .report import Report
+from .runner import Runner
 from .script import run_script
+from .session import Session
 
 GROUPS, BATCH, HEADS, CHUNKS = 1, 2, 4, 16
 """gbehc of the example: groups, batch, heads per group, chunks; with 64 x 128 x 128 (headdim, chunk length, dstate)."""
@@ -44,17 +47,16 @@ def _measure(script: Path) -> Iterator[Figure]:
 
 
 def _milliseconds(script: Path, sanitize: bool, texts: list[tuple[str, str]]) -> float:
-    report, session = prepare("sm_100a", sanitize=sanitize)
-    run_launch = session.run
+    report = Report("sm_100a")
+    runner = Runner(report, engine.Options(sanitize=sanitize))
 
     def capture(launch: KernelLaunch) -> None:
         texts.append((launch.ptx, launch.kernel_name))
-        run_launch(launch)
+        runner(launch)
 
-    session.run = capture
     sizes = f"{GROUPS},{BATCH},{HEADS},1,{CHUNKS},64,128,128"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        run_script(script, ["--gbehcdln", sizes], session)
+        run_script(script, ["--gbehcdln", sizes], Session("sm_100a", capture))
     longest = max(report.launches, key=lambda launch: launch.warp_instructions)
     return longest.seconds * 1e3 / (BATCH * HEADS * CHUNKS)
 

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ptx import Address, Immediate, Instruction, Kernel, Operand, Pair, Predicate, Register, Sink, Special, Symbol, Vector
+from .ptx import (
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    Operand,
+    Pair,
+    Predicate,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
 
 SIZES = {
     "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "e4m3x2": 2, "e5m2x2": 2,
@@ -25,7 +38,7 @@ SPECIALS = (
     "tid.x tid.y tid.z ctaid.x ctaid.y ctaid.z nctaid.x nctaid.y nctaid.z ntid.x ntid.y ntid.z laneid warpid nwarpid "
     "cluster_ctarank cluster_nctarank cluster_ctaid.x cluster_ctaid.y cluster_ctaid.z "
     "cluster_nctaid.x cluster_nctaid.y cluster_nctaid.z clusterid.x clusterid.y clusterid.z nclusterid.x nclusterid.y nclusterid.z "
-    "is_explicit_cluster total_smem_size lanemask_lt lanemask_le lanemask_eq lanemask_ge lanemask_gt smid nsmid gridid"
+    "is_explicit_cluster total_smem_size lanemask_lt lanemask_le lanemask_eq lanemask_ge lanemask_gt smid nsmid gridid dynamic_smem_size"
 ).split()
 """Special registers that never change; the order is that of the engine's `special_value`."""
 
@@ -99,7 +112,9 @@ class Modifiers:
 COPIES, COMPUTES, DECIDES = 1, 0, 2
 """What a record does with undefined operands (core.h, Record::use). Kernels compute with garbage in lanes that never store it."""
 
-_ACTING = frozenset("ld st atom red cp mbarrier bar barrier tcgen05 ldmatrix bra brx call trap prefetch tensormap multimem".split())
+_ACTING = frozenset(
+    "ld st atom red cp mbarrier bar barrier tcgen05 ldmatrix bra brx call trap prefetch tensormap multimem".split()
+)
 _WORD_MOVES = ("mov.b32", "mov.two")
 
 Decode = Callable[["Decoder", Instruction, Modifiers], None]
@@ -172,6 +187,7 @@ class Decoder:
     def _place_variables(self) -> None:
         """Static shared variables, then the dynamic array; the local depot; module constants in host memory."""
         self.shared_offsets: dict[str, int] = {}
+        self.dynamic_start: int | None = None
         self.local_offsets: dict[str, int] = {}
         self.global_addresses: dict[str, int] = {}
         end, local = SHARED_BASE, 0
@@ -196,7 +212,6 @@ class Decoder:
                 ctypes.memmove(address, data, len(data))
                 self.global_addresses[variable.name] = address
         self.static_shared_end = end
-        self.dynamic_start = getattr(self, "dynamic_start", -(-end // 1024) * 1024)
         self.local_bytes = local
 
     # ---- slots -------------------------------------------------------------------------------------------------------
@@ -415,7 +430,9 @@ class Decoder:
         self.instruction = ins
         self.instruction_starts = starts
         self._sources, self._targets = [], []
-        self.records.append((self.handlers["exit"], -1, 0, ins.line, *(-1,) * 5, 0, 0, 0, 0, 0, 0, 0, 0, -1))  # a body may end without ret
+        self.records.append(
+            (self.handlers["exit"], -1, 0, ins.line, *(-1,) * 5, 0, 0, 0, 0, 0, 0, 0, 0, -1)
+        )  # a body may end without ret
         records = np.array(self.records, RECORD)
         for at, label in self._branches:
             records["i0"][at] = starts[self.kernel.labels[label]]
@@ -438,8 +455,8 @@ class Program:
         self.param_symbols = np.array(decoder.param_symbols, np.int32)
         self.npredicates = len(decoder.predicates)
         self.local_bytes = decoder.local_bytes
-        self.dynamic_start = decoder.dynamic_start
-        self.static_shared_end = decoder.static_shared_end
+        self._static_end = decoder.static_shared_end
+        self._dynamic_start = decoder.dynamic_start
         self.global_ranges = [
             (address, address + max(v.size, 1))
             for v in decoder.kernel.variables.values()
@@ -449,6 +466,11 @@ class Program:
         self.classes = records["opcode_class"]
         lines = {ins.line: ins for ins in decoder.kernel.instructions}
         self.instruction_at = lines.get
+
+    def shared_bytes(self, dynamic_bytes: int) -> int:
+        """Shared memory of a CTA, static and dynamic, for a launch with `dynamic_bytes`."""
+        start = self._static_end if self._dynamic_start is None else self._dynamic_start
+        return max(self._static_end, start + dynamic_bytes) - SHARED_BASE
 
 
 def decode(kernel: Kernel, handlers: dict[str, int]) -> Program:

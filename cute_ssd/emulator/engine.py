@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from .build import shared_library
-from .decode import RECORD, SHARED_BASE, Program
+from .decode import RECORD, Program
 
 SOURCES = Path(__file__).parent / "engine"
 # Strict IEEE: no -ffast-math. -fno-math-errno and -fno-trapping-math let loops over lanes vectorise without changing a result.
@@ -41,13 +41,19 @@ class _Options(ctypes.Structure):
 
 class _Launch(ctypes.Structure):
     _fields_ = [
-        ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32 * 3), ("cluster", ctypes.c_int32 * 3), ("shared_bytes", ctypes.c_int32),
+        ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32 * 3), ("cluster", ctypes.c_int32 * 3), ("shared_bytes", ctypes.c_int32), ("dynamic_bytes", ctypes.c_int32),
         ("params", ctypes.c_void_p), ("ranges", ctypes.c_void_p), ("nranges", ctypes.c_int32), ("sm_version", ctypes.c_int32),
     ]  # fmt: skip
 
 
 class _Finding(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_char_p), ("message", ctypes.c_char_p), ("who", ctypes.c_char_p), ("line", ctypes.c_int), ("fatal", ctypes.c_int)]
+    _fields_ = [
+        ("kind", ctypes.c_char_p),
+        ("message", ctypes.c_char_p),
+        ("who", ctypes.c_char_p),
+        ("line", ctypes.c_int),
+        ("fatal", ctypes.c_int),
+    ]
 
 
 class _Result(ctypes.Structure):
@@ -142,14 +148,34 @@ def run(program: Program, grid: Sequence[int], block: Sequence[int], cluster: Se
         _address(program.shared_symbols), len(program.shared_symbols), _address(program.param_symbols),
         len(program.param_symbols) // 2, program.local_bytes,
     )  # fmt: skip
-    shared_bytes = max(program.static_shared_end, program.dynamic_start + dynamic_bytes) - SHARED_BASE
     triple = ctypes.c_int32 * 3
-    c_launch = _Launch(triple(*grid), triple(*block), triple(*cluster), shared_bytes, base, _address(known), len(known), sm_version)
-    c_options = _Options(SCHEDULES[options.schedule], int(options.sanitize), options.seed, options.threads, int(options.implicit_waits), options.time_limit)
+    c_launch = _Launch(
+        triple(*grid),
+        triple(*block),
+        triple(*cluster),
+        program.shared_bytes(dynamic_bytes),
+        dynamic_bytes,
+        base,
+        _address(known),
+        len(known),
+        sm_version,
+    )
+    c_options = _Options(
+        SCHEDULES[options.schedule],
+        int(options.sanitize),
+        options.seed,
+        options.threads,
+        int(options.implicit_waits),
+        options.time_limit,
+    )
     counts = np.zeros(len(program.records), np.uint64)
     result = _Result()
     lib.emu_run(
-        ctypes.byref(c_program), ctypes.byref(c_launch), ctypes.byref(c_options), ctypes.c_void_p(_address(counts)), ctypes.byref(result)
+        ctypes.byref(c_program),
+        ctypes.byref(c_launch),
+        ctypes.byref(c_options),
+        ctypes.c_void_p(_address(counts)),
+        ctypes.byref(result),
     )
     found = [result.findings[i] for i in range(result.nfindings)]
     events = [Event(f.kind.decode(), f.message.decode(), f.who.decode(), f.line, bool(f.fatal)) for f in found]

@@ -109,4 +109,6 @@ class Report:
         return iter(self.launches)
 
     def __str__(self) -> str:
-        return "\n".join([f"emulated {self.arch}: {len(self.launches)} launches", *map(str, self.launches), *map(str, self.findings)])
+        return "\n".join(
+            [f"emulated {self.arch}: {len(self.launches)} launches", *map(str, self.launches), *map(str, self.findings)]
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from . import engine
-from .decode import CLASSES, SHARED_BASE, Program, decode
+from .decode import CLASSES, Program, decode
 from .launch import KernelLaunch
 from .ptx import parse_kernel
 from .report import Finding, KernelError, LaunchReport, Report
@@ -70,11 +70,18 @@ class Runner:
         ranges = [(address, address + nbytes) for address, nbytes in launch.tensors if nbytes]
         ranges += mapped_memory() if launch.unknown_extents else []
         outcome = engine.run(
-            program, launch.grid, launch.block, launch.cluster, launch.shared_bytes, bytes(block), ranges, self.options, int(digits)
+            program,
+            launch.grid,
+            launch.block,
+            launch.cluster,
+            launch.shared_bytes,
+            bytes(block),
+            ranges,
+            self.options,
+            int(digits),
         )
-        shared = max(program.static_shared_end, program.dynamic_start + launch.shared_bytes) - SHARED_BASE
         entry = LaunchReport(
-            launch.kernel_name, launch.grid, launch.block, launch.cluster, shared,
+            launch.kernel_name, launch.grid, launch.block, launch.cluster, program.shared_bytes(launch.shared_bytes),
             instructions=instruction_counts(program, outcome.counts),
             findings=[self._finding(program, launch.kernel_name, event) for event in outcome.events],
             printed=outcome.printed, seconds=time.perf_counter() - begin,
@@ -94,4 +101,6 @@ class Runner:
     def _finding(self, program: Program, kernel: str, event: engine.Event) -> Finding:
         instruction = program.instruction_at(event.line)
         source = f"{instruction.source[0]}:{instruction.source[1]}" if instruction and instruction.source else ""
-        return Finding(event.kind, event.message, kernel, event.who, event.line, instruction.text if instruction else "", source)
+        return Finding(
+            event.kind, event.message, kernel, event.who, event.line, instruction.text if instruction else "", source
+        )

@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { NO_DEVICE = 100 }; /* cudaErrorNoDevice: no session is active */
 
@@ -93,3 +94,32 @@ int cuda_dialect_init_library_once(void **state, int (*init)(void **), int (*loa
 }
 
 void cuda_dialect_unload_library_once(void **state) { (void)state; }
+
+/* The driver's cuTensorMapEncodeTiled, for programs that do not build their tensor maps themselves; the layout is that of
+   engine/tensor_map.h. */
+int _cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+                            const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
+                            int interleave, int swizzle, int promotion, int fill) {
+    /* CUtensorMapDataType to the hardware's numbers, which PTX has in tensormap.replace.elemtype */
+    static const uint8_t types[] = {0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8, 11, 12, 13, 14, 15};
+    static const uint8_t modes[] = {0, 1, 2, 3, 3, 3, 3}, atoms[] = {0, 0, 0, 0, 1, 2, 3};
+    enum { NOT_SUPPORTED = 801 };
+    uint64_t words[16] = {0};
+    if (interleave || fill || rank < 1 || rank > 5 || type < 0 || type > 15 || swizzle < 0 || swizzle > 6)
+        return NOT_SUPPORTED;
+    words[0] = (uint64_t)address;
+    words[1] = 2 | (rank - 1) << 4 | (uint64_t)types[type] << 7 | (uint64_t)modes[swizzle] << 13 |
+               (uint64_t)promotion << 17 | (uint64_t)atoms[swizzle] << 19;
+    for (uint32_t k = 0; k + 1 < rank; ++k) {
+        words[(k + 3) / 2] |= (strides[k] >> 4 & 0xffffffff) << (32 * ((k + 3) % 2));
+        words[3] |= (strides[k] >> 36 & 15) << (32 + 4 * k);
+    }
+    for (uint32_t k = 0; k < rank; ++k) {
+        words[4 + k / 2] |= (uint64_t)(uint32_t)(sizes[k] - 1) << (32 * (k % 2));
+        words[6] |= (uint64_t)(((element_strides ? element_strides[k] : 1) - 1) & 7) << (32 + 3 * k);
+        if (k) words[7] |= (uint64_t)((box[k] - 1) & 255) << (8 * (k - 1));
+        else words[6] |= (uint64_t)((box[0] - 1) & 255) << 56;
+    }
+    memcpy(map, words, sizeof words);
+    return 0;
+}

@@ -91,7 +91,7 @@ static u32 completion(Warp& w, const Record& r, int lane, u32 address, u32 n) {
     cluster.mbarrier(mbarrier, w, r.line);
     if (Sanitizer* s = cluster.sanitizer) {
         s->mbarrier_use(w, r, lane, mbarrier);
-        s->begin_async(w, r, lane, Engine::mbarrier, mbarrier);
+        s->begin_async(w, r, lane, Engine::store, mbarrier);
         s->async_shared(address, n, r.e ? Access::atomic : Access::write);
     }
     return mbarrier;

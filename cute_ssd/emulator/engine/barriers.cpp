@@ -32,8 +32,9 @@ HANDLER(shared_address, "shared address") {
 
 // ---- named barriers --------------------------------------------------------------------------------------------------
 
-// Three slots per kernel hold what each lane waits for: r.c the barrier (generation << 4 | number) or FREE, r.c + 1 its vote and then
-// the result of the vote, r.c + 2 the generation of the cluster's barrier at which it arrived or FREE.
+// Slots of the kernel hold what each lane waits for: r.c the barrier (generation << 4 | number) or FREE, r.c + 1 its vote and then
+// the result of the vote, r.c + 2 the generation of the cluster's barrier at which it arrived or FREE. r.c + 3 is one word per warp:
+// the count of events when it last decided whether a poll times out.
 constexpr u32 FREE = 0xffffffffu;
 constexpr u32 NO_VOTE = 2;
 
@@ -359,9 +360,15 @@ static Flow wait(Warp& w, const Record& r, u32 mask, bool may_block) {
         done |= complete_lanes(w, r, cluster.mbarrier(address, w, r.line), address, lanes);
     });
     if (done != mask) {
-        // The device gives up after some time. A schedule that looks for races lets some polls do so at once.
+        // The device gives up after some time. A schedule that looks for races lets some polls do so at once, but a warp no more than
+        // once until something has happened: its loop around the poll would pass for progress.
         const bool patient = may_block && !done && !w.may_time_out;
-        if (patient && !(cluster.late && cluster.roll() % 4 == 0)) return Flow::block;
+        if (patient) {
+            u32& decided = w.reg(r.c + 3, 0);
+            if (!cluster.late || decided == (u32)cluster.events) return Flow::block;
+            decided = (u32)cluster.events;
+            if (cluster.roll() % 4) return Flow::block;
+        }
         w.may_time_out = false;
         w.yielded = true;
     }

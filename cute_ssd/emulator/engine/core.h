@@ -81,6 +81,7 @@ struct Options {
 struct Launch {
     i32 grid[3], block[3], cluster[3];
     i32 shared_bytes;           // static + dynamic, from SHARED_BASE on
+    i32 dynamic_bytes;
     const u8* params;
     const Range* ranges;
     i32 nranges;
@@ -168,7 +169,10 @@ struct Mbarrier {
     int line = 0;                          // of its init
 };
 
-struct Allocation { int column, columns; };
+struct Allocation {
+    int column, columns;
+    bool paired = false, reserved = false;     // tensor.h, Note [Pairs]
+};
 
 struct Cta {
     Cluster* cluster;

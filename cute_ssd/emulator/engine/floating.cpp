@@ -51,8 +51,7 @@ template <class Op, int arity> Flow nearest64(Warp& w, const Record& r, u32 mask
     return Flow::next;
 }
 
-// The rounding mode of the host's thread while an object of this class lives. Operands and results go through volatile variables,
-// so that the compiler, which knows of one mode only, moves no operation across the change.
+// The rounding mode of the host's thread while an object of this class lives.
 struct HostRounding {
     explicit HostRounding(i64 mode) {
         constexpr int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
@@ -61,27 +60,42 @@ struct HostRounding {
     ~HostRounding() { std::fesetround(FE_TONEAREST); }
 };
 
+#if defined(__GNUC__) && !defined(__clang__)
+#define OPAQUE [[gnu::noipa]]
+#else
+#define OPAQUE [[gnu::noinline]]
+#endif
+
+template <class T> struct Operands { T a[LANES], b[LANES], c[LANES], result[LANES]; };
+
+// The compiler knows of one rounding mode only: it must see no arithmetic between the changes of mode, just a call.
+template <class T, class Op> OPAQUE void in_current_rounding(Operands<T>& x) {
+    for (int lane = 0; lane < LANES; ++lane) x.result[lane] = Op()(x.a[lane], x.b[lane], x.c[lane]);
+}
+
 constexpr i64 FTZ = 8, SAT = 16;           // bits of i0 above the rounding mode (floating.py)
 
 template <class T, class Op, int arity, int words = 1> Flow any_rounding(Warp& w, const Record& r, u32 mask) {
-    const HostRounding rounding(r.i0);
     const bool ftz = r.i0 & FTZ, saturate = r.i0 & SAT;
     for (int k = 0; k < words; ++k) {
         const Lanes<T> a(w, r.a + k), b(w, (arity > 1 ? r.b : r.a) + k), c(w, (arity > 2 ? r.c : r.a) + k), d(w, r.d + k);
-        for (u32 m = mask; m; m &= m - 1) {
-            const int lane = first_lane(m);
-            volatile T operands[] = {a[lane], b[lane], c[lane]}, result;
-            if constexpr (sizeof(T) == 4)
-                if (ftz) for (volatile T& x : operands) x = flush((T)x);
-            result = Op()((T)operands[0], (T)operands[1], (T)operands[2]);
-            T value = result;
+        Operands<T> x;
+        for (int lane = 0; lane < LANES; ++lane) x.a[lane] = a[lane], x.b[lane] = b[lane], x.c[lane] = c[lane];
+        if constexpr (sizeof(T) == 4)
+            if (ftz) for (int lane = 0; lane < LANES; ++lane) x.a[lane] = flush(x.a[lane]), x.b[lane] = flush(x.b[lane]), x.c[lane] = flush(x.c[lane]);
+        {
+            const HostRounding rounding(r.i0);
+            in_current_rounding<T, Op>(x);
+        }
+        each_lane(mask, [&](int lane) {
+            T value = x.result[lane];
             if constexpr (sizeof(T) == 4) {
                 value = as_float(canonical(value));
                 if (ftz) value = flush(value);
                 if (saturate) value = value > 1 ? 1 : value > 0 ? value : 0;      // a NaN becomes 0
             }
             d.set(lane, value);
-        }
+        });
     }
     return Flow::next;
 }
@@ -113,23 +127,27 @@ template <bool maximum> Flow extremes(Warp& w, const Record& r, u32 mask) {
     each_lane(mask, [=, &r](int lane) { d.set(lane, extreme<maximum>(a[lane], b[lane], r.i0)); });
     return Flow::next;
 }
-template <bool maximum, u16 (*narrow)(float), float (*widen)(u16)> Flow half_extremes(Warp& w, const Record& r, u32 mask) {
+// f16 and bf16, through f32: nothing is rounded. The hot case has neither modifiers but .NaN nor denormals to flush.
+template <bool maximum, u32 (*narrow)(float), float (*widen)(u32)> Flow half_extremes(Warp& w, const Record& r, u32 mask) {
     const u32 *a = w.reg(r.a), *b = w.reg(r.b);
     u32* d = w.reg(r.d);
-    each_lane(mask, [=, &r](int lane) {
-        const u32 x = a[lane], y = b[lane];
-        auto one = [&](int shift) -> u32 {
-            u16 first = (u16)(x >> shift), second = (u16)(y >> shift);
-            if (r.i0 & FTZ) {                              // f16 only
-                if (!(first & 0x7c00)) first &= 0x8000;
-                if (!(second & 0x7c00)) second &= 0x8000;
-            }
-            return narrow(extreme<maximum>(widen(first), widen(second), r.i0 & 7));
-        };
-        d[lane] = one(0) | (r.i0 & 64 ? one(16) << 16 : 0);
-    });
+    const i64 how = r.i0;
+    const u32 upper = how & 64 ? 0xffff0000u : 0;
+    auto both = [=](int lane, auto one) { d[lane] = one(a[lane] & 0xffff, b[lane] & 0xffff) | (one(a[lane] >> 16, b[lane] >> 16) << 16 & upper); };
+    auto general = [=](u32 x, u32 y) {
+        if (how & FTZ) {                                   // f16 only
+            if (!(x & 0x7c00)) x &= 0x8000;
+            if (!(y & 0x7c00)) y &= 0x8000;
+        }
+        return narrow(extreme<maximum>(widen(x), widen(y), how & 7));
+    };
+    if (how & (FTZ | 6)) each_lane(mask, [=](int lane) { both(lane, general); });
+    else if (how & 1) each_lane(mask, [=](int lane) { both(lane, [](u32 x, u32 y) { return narrow(Extreme<maximum, true>()(widen(x), widen(y))); }); });
+    else each_lane(mask, [=](int lane) { both(lane, [](u32 x, u32 y) { return narrow(Extreme<maximum, false>()(widen(x), widen(y))); }); });
     return Flow::next;
 }
+inline float widen_bf16(u32 bits) { return as_float(bits << 16); }
+
 template <bool maximum> struct Extreme64 {
     double operator()(double a, double b, double) const {
         if (a != a) return b;
@@ -138,8 +156,6 @@ template <bool maximum> struct Extreme64 {
         return (a < b) == maximum ? b : a;
     }
 };
-u16 narrow_f16(float x) { return to_f16(x); }
-u16 narrow_bf16(float x) { return to_bf16(x); }
 
 // ---- functions -------------------------------------------------------------------------------------------------------
 
@@ -248,7 +264,7 @@ struct Flush { u32 operator()(u32 a) const { return flush(a); } };
     {name ".f32", binary<float, Extreme<maximum, false>>}, {name ".NaN.f32", binary<float, Extreme<maximum, true>>},           \
     {name ".f32x3", ternary<float, Extreme<maximum, false>>}, {name ".NaN.f32x3", ternary<float, Extreme<maximum, true>>},     \
     {name ".any.f32", extremes<maximum>}, {name ".any.f64", nearest64<Extreme64<maximum>, 2>},                                 \
-    {name ".any.f16", half_extremes<maximum, narrow_f16, from_f16>}, {name ".any.bf16", half_extremes<maximum, narrow_bf16, from_bf16>}
+    {name ".any.f16", half_extremes<maximum, to_f16_bits, from_f16_bits>}, {name ".any.bf16", half_extremes<maximum, to_bf16_bits, widen_bf16>}
 #define COMPARISONS(name, Op)                                                                                                \
     {name ".f32", setp<float, Op>}, {name ".ftz.f32", setp<float, Flushed<Op>>}, {name ".f64", setp<double, Op>},              \
     {name ".f16", setp<u16, Halves<Op, from_f16, false>>}, {name ".ftz.f16", setp<u16, Halves<Op, from_f16, true>>},           \

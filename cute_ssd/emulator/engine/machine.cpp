@@ -110,7 +110,8 @@ static u32 special_value(int number, const Warp& w, int lane) {
         case 35: return ALL_LANES << lane << 1;                                     // lanemask_gt
         case 36: return (u32)(cta.index[0] % 148);                                  // smid
         case 37: return 148;                                                        // nsmid
-        case 38: return 0;                                                          // gridid, virtual ids
+        case 38: return 0;                                                          // gridid
+        case 39: return (u32)l.dynamic_bytes;                                       // dynamic_smem_size
         default: return 0;
     }
 }

@@ -100,15 +100,16 @@ class HappensBefore final : public Sanitizer {
     }
 
     void begin_async(Warp& w, const Record& r, int issuer, Engine engine, u32 mbarrier) override {
-        const bool generic = engine == Engine::copy;
-        u32 number = engine == Engine::mbarrier ? sync_of(mbarrier).engine : engine_number(w, engine);
+        const bool generic = engine == Engine::copy || engine == Engine::store;
+        const bool signals = engine == Engine::mbarrier || engine == Engine::store;
+        u32 number = signals ? sync_of(mbarrier).engine : engine_number(w, engine);
         if (engine == Engine::mbarrier) check_signal(w, r, issuer, mbarrier);
         Clock& clock = engine_clock[number];
         Clock when = clock + 1;
-        if (engine == Engine::mbarrier) when = sync_of(mbarrier).phases + 1;
+        if (signals) when = sync_of(mbarrier).phases + 1;
         else if (engine == Engine::tensor || engine == Engine::tmem_load || engine == Engine::tmem_store) clock = when;
         issued[number] = std::max(issued[number], when);
-        static const char* const WHAT[] = {"a TMA load", "a tensor core operation", "a bulk copy", "a bulk copy", "cp.async", "tcgen05.ld", "tcgen05.st"};
+        static const char* const WHAT[] = {"a TMA load", "a tensor core operation", "a bulk copy", "a bulk copy", "cp.async", "tcgen05.ld", "tcgen05.st", "", "st.async"};
         actor = {&w, &r, issuer, !generic, number + 1};
         actor.whole_warp = engine == Engine::tmem_load || engine == Engine::tmem_store;
         async_event = new_event({gid(w), r.line, number + 1, when, !generic, false, WHAT[(int)engine]});
@@ -384,7 +385,7 @@ class HappensBefore final : public Sanitizer {
             return (must_be_fenced ? known.fenced : known.plain).engine(e.engine - 1) >= e.clock;
         }
         if (e.warp == gid(*actor.warp)) {
-            const bool program_order = lane == actor.lane || e.clock <= s.synced || actor.whole_warp;
+            const bool program_order = lane == actor.lane || e.clock <= s.synced || actor.whole_warp || known.plain.warps[e.warp].knows(e.clock, lane);
             return program_order && (!must_be_fenced || known.fenced.warps[e.warp].knows(e.clock, lane));
         }
         const View& view = must_be_fenced ? known.fenced : known.plain;

@@ -10,10 +10,11 @@ enum class Access : u8 { read, write, atomic };
 
 // An asynchronous operation's own time line: it is over when a later wait says so.
 //   mbarrier   complete_tx on an mbarrier's current phase: known to whoever observes that phase
+//   store      st.async, red.async: as mbarrier, but in the generic proxy
 //   tensor     tcgen05.mma / cp / shift: in order on the CTA's tensor pipe, known through tcgen05.commit
 //   bulk_read  cp.async.bulk store, source side: known after wait_group.read;  bulk_write: its global side, after wait_group
 //   copy       cp.async (not bulk): known after cp.async.wait_group;           tmem_load / tmem_store: after tcgen05.wait
-enum class Engine : u8 { mbarrier, tensor, bulk_read, bulk_write, copy, tmem_load, tmem_store, initialisation };
+enum class Engine : u8 { mbarrier, tensor, bulk_read, bulk_write, copy, tmem_load, tmem_store, initialisation, store };
 
 #define IF_CHECKED(w, call) do { if (::emu::Sanitizer* s_ = (w).cta->cluster->sanitizer) s_->call; } while (0)
 

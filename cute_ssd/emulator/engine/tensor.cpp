@@ -17,7 +17,7 @@ CtaGroup cta_group(Warp& w, const Record& r, int size) {
 }
 
 static void check_group(Warp& w, const Record& r, const Allocation& a, int group_size) {
-    const int allocated = a.column & PAIRED ? 2 : 1;
+    const int allocated = a.paired ? 2 : 1;
     if (allocated != group_size)
         w.cta->cluster->find("cta_group", &w, r.line, format("cta_group::%d on tensor memory that an alloc of cta_group::%d gave; a kernel must not mix them", group_size, allocated));
 }
@@ -28,11 +28,11 @@ void check_tmem(Warp& w, const Record& r, const Cta& cta, u32 column, u32 n, int
     for (u32 at = column; at < column + n;) {
         const Allocation* found = nullptr;
         for (const Allocation& a : cta.allocations)
-            if ((int)at >= first_column(a) && (int)at < first_column(a) + a.columns) found = &a;
+            if ((int)at >= a.column && (int)at < a.column + a.columns) found = &a;
         if (!found)
             fault("tensor memory", w, r.line, format("%s uses columns %u..%u of CTA rank %d; column %u is not allocated", what, column, column + n - 1, cta.rank, at));
         if (group_size) check_group(w, r, *found, group_size);
-        at = first_column(*found) + found->columns;
+        at = found->column + found->columns;
     }
 }
 
@@ -54,7 +54,7 @@ static int free_column(const CtaGroup& group, int n) {
         bool taken = false;
         for (int i = 0; i < group.size; ++i)
             for (const Allocation& a : group.cta[i]->allocations)
-                taken |= column < first_column(a) + a.columns && first_column(a) < column + n;
+                taken |= column < a.column + a.columns && a.column < column + n;
         if (!taken) return column;
     }
     return -1;
@@ -72,19 +72,18 @@ HANDLER(alloc, "tcgen05.alloc") {
     u8* result = cluster.shared_bytes(address, 4, 4, w, r.line);
     const CtaGroup group = cta_group(w, r, r.e);
     if (!cta.alloc_permit) cluster.find("tensor memory", &w, r.line, "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
-    const auto reserved = std::find_if(cta.allocations.begin(), cta.allocations.end(), [](const Allocation& a) { return a.column & RESERVED; });
+    const auto reserved = std::find_if(cta.allocations.begin(), cta.allocations.end(), [](const Allocation& a) { return a.reserved; });
     int column;
     if (group.paired() && reserved != cta.allocations.end()) {            // see Note [Pairs]
         if (reserved->columns != n)
             fault("tensor memory", w, r.line, format("tcgen05.alloc of %d columns; the other CTA of the pair allocates %d", n, reserved->columns));
-        reserved->column &= ~RESERVED;
-        column = first_column(*reserved);
+        reserved->reserved = false;
+        column = reserved->column;
     } else {
         column = free_column(group, n);
         if (column < 0) return Flow::block;
         for (int i = 0; i < group.size; ++i) {
-            const int flags = (group.paired() ? PAIRED : 0) | (group.cta[i] != &cta ? RESERVED : 0);
-            group.cta[i]->allocations.push_back({column | flags, n});
+            group.cta[i]->allocations.push_back({column, n, group.paired(), group.cta[i] != &cta});
             IF_CHECKED(w, allocate_tmem(*group.cta[i], column, n));
         }
     }
@@ -99,7 +98,7 @@ HANDLER(dealloc, "tcgen05.dealloc") {                                    // a: a
     auto& allocations = w.cta->allocations;
     const u32 address = w.reg(r.a, first_lane(mask)), n = w.reg(r.c, first_lane(mask));
     const auto found = std::find_if(allocations.begin(), allocations.end(), [&](const Allocation& a) {
-        return first_column(a) == (int)address && a.columns == (int)n && !(a.column & RESERVED);
+        return a.column == (int)address && a.columns == (int)n && !a.reserved;
     });
     if (found == allocations.end())
         fault("tensor memory", w, r.line, format("tcgen05.dealloc of %u columns at 0x%x matches no allocation", n, address));
@@ -292,10 +291,20 @@ static u64 hash(const u32* base, const i32* slots, int n) {
     return sum;
 }
 
+// A kernel that never waits for its loads would make the list grow for ever: it forgets the oldest ones.
+static void forget(Warp& w) {
+    if (w.tmem_load_slots.size() < (1 << 16)) return;
+    w.tmem_load_slots.clear();
+    const i32 nslots = w.cta->cluster->program.nslots;
+    for (i32 slot = 0; w.in_flight && slot < nslots; ++slot)
+        if (w.in_flight[slot]) w.tmem_load_slots.push_back(slot);
+}
+
 template <Shape s, bool packed> static Flow load_tmem(Warp& w, const Record& r, u32 mask) {
     if (!w.converged(mask)) return Flow::block;
     const Window from = window<s, packed>(w, r, Engine::tmem_load);
     load<s, packed>(from, w.regs);
+    forget(w);
     const Cluster& cluster = *w.cta->cluster;
     if (w.in_flight)
         for (int i = 0; i < from.n; ++i) {

@@ -7,11 +7,7 @@
 namespace emu {
 
 // Note [Pairs]: with cta_group::2 one warp of each CTA of a pair executes tcgen05.alloc, and both get the same columns. The first of
-// the two allocates for both and leaves a RESERVED entry in its peer's list, which the peer's alloc takes. These flags sit above the
-// column in Allocation::column.
-constexpr int COLUMN_BITS = 0xffff, PAIRED = 1 << 16, RESERVED = 1 << 17;
-
-inline int first_column(const Allocation& a) { return a.column & COLUMN_BITS; }
+// the two allocates for both and leaves a reserved entry in its peer's list, which the peer's alloc takes.
 
 // The CTAs that an instruction of cta_group::1 or ::2 works on; of a pair the even rank comes first.
 struct CtaGroup {

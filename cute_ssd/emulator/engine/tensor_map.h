@@ -53,7 +53,9 @@ inline const char* element_name(Element element) {
 // Decodes the first 64 bytes (the rest is unused). Returns what is wrong, or an empty sentence.
 inline std::string decode_tensor_map(const u64* words, TensorMap& map) {
     const u32 flags = (u32)words[1];
-    constexpr u32 KNOWN = 0x2 | 7 << 4 | 15 << 7 | 3 << 13 | 3 << 17 | 3 << 19 | 1 << 21;
+    // TF32 comes with f32 elements; the tensor core ignores the low bits itself, so elements are copied as they are.
+    constexpr u32 TF32 = 1 << 16;
+    constexpr u32 KNOWN = 0x2 | 7 << 4 | 15 << 7 | 3 << 13 | TF32 | 3 << 17 | 3 << 19 | 1 << 21;
     if (!(flags & 2)) return "the tensor map is not initialised, or these 128 bytes are none";
     if (flags & ~KNOWN) return format("the tensor map has fields the emulator does not know (0x%x)", flags & ~KNOWN);
     map.base = words[0];

@@ -49,14 +49,20 @@ void SharedMatrix::check(Warp& w, const Record& r, const Cta& cta, u32 ni, u32 n
 }
 
 void SharedMatrix::report(Sanitizer& sanitizer, const Cta& cta, u32 ni, u32 nj) const {
-    static thread_local std::vector<u32> chunks;
-    chunks.clear();
+    u64 used[(1 << 18) / 16 / 64] = {};                                 // a bit per 16 bytes; descriptors reach 256 KiB
+    u32 low = ~0u, high = 0;
     for (u32 i = 0; i < ni; ++i)
-        for (u32 j = 0; j < nj; ++j) chunks.push_back(address(i, j));
-    std::sort(chunks.begin(), chunks.end());
-    for (size_t i = 0, end; i < chunks.size(); i = end) {
-        for (end = i + 1; end < chunks.size() && chunks[end] <= chunks[end - 1] + 16;) ++end;
-        sanitizer.async_shared(cta.address(chunks[i]), chunks[end - 1] + 16 - chunks[i], Access::read);
+        for (u32 j = 0; j < nj; ++j) {
+            const u32 chunk = address(i, j) >> 4;
+            used[chunk >> 6] |= 1ull << (chunk & 63);
+            low = std::min(low, chunk);
+            high = std::max(high, chunk);
+        }
+    const auto is_used = [&](u32 chunk) { return chunk <= high && used[chunk >> 6] >> (chunk & 63) & 1; };
+    for (u32 chunk = low, end; chunk <= high; chunk = end) {
+        for (end = chunk; is_used(end);) ++end;
+        if (end > chunk) sanitizer.async_shared(cta.address(16 * chunk), 16 * (end - chunk), Access::read);
+        else ++end;
     }
 }
 
@@ -178,8 +184,8 @@ static void transpose_into(const Panel& from, int rows, int k, int pitch, int fi
 typedef float Floats __attribute__((vector_size(64)));
 typedef i32 Bits __attribute__((vector_size(64)));
 
-// NaNs become the device's.
-static inline Floats canonical(Floats x) { return (Floats)((x == x) ? (Bits)x : (Bits{} + (i32)NAN_F32)); }
+// NaNs become the device's. (By reference: passing vectors by value depends on the processor.)
+static inline void canonicalise(Floats& x) { x = (Floats)((x == x) ? (Bits)x : (Bits{} + (i32)NAN_F32)); }
 
 // Cells of D: f32; f16 in the low half of a cell; s32, wrapping or saturating.
 enum Accumulator : int { D_F32, D_F16, D_S32, D_S32_SATURATED };
@@ -237,7 +243,7 @@ template <int nv> static void tile(const Product& p, int row, int column, u32* c
                 std::memcpy(&old, out, 64);
                 result += old * p.scale;
             }
-            result = canonical(result);
+            canonicalise(result);
             std::memcpy(out, &result, 64);
         }
 }

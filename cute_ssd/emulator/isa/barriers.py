@@ -10,13 +10,14 @@ from ..ptx import Address, Instruction, Operand, Sink, Symbol
 SCOPES = ("cta", "cluster", "gpu", "sys")
 
 # What a lane waits for, as engine/barriers.cpp keeps it: the named barrier and its generation; its vote; the generation
-# of the cluster's barrier. One set per kernel: a lane waits at one barrier at a time, warps meet at any instruction.
+# of the cluster's barrier; when a poll was last allowed to time out. One set per kernel: a lane waits at one barrier at
+# a time, and warps meet at any instruction.
 _waiting: WeakKeyDictionary[Decoder, int] = WeakKeyDictionary()
 
 
 def waiting_slots(d: Decoder) -> int:
     if d not in _waiting:
-        _waiting[d] = d.new_slots(3)
+        _waiting[d] = d.new_slots(4)
     return _waiting[d]
 
 
@@ -161,7 +162,8 @@ def wait(d: Decoder, i: Instruction, m: Modifiers, operation: str) -> None:
     phase_slot = d.slot(phase, "u32" if flags & PARITY else "b64")
     for time in hint:
         d.slot(time, "u32")  # how long the device suspends the thread: the schedule decides here
-    d.emit(f"mbarrier.{operation}", d=d.predicate(done), a=place.slot, b=phase_slot, i0=place.offset, i1=flags)
+    slots = waiting_slots(d)
+    d.emit(f"mbarrier.{operation}", d=d.predicate(done), a=place.slot, b=phase_slot, c=slots, i0=place.offset, i1=flags)
 
 
 # ---- fences ----------------------------------------------------------------------------------------------------------

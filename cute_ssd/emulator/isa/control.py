@@ -58,6 +58,8 @@ def call(d: Decoder, i: Instruction, m: Modifiers) -> None:
 
 def is_call_parameter(d: Decoder, operand: object) -> bool:
     """Whether an address names a `.param` variable of a call in the kernel's body."""
-    return isinstance(operand, Address) and isinstance(operand.base, Symbol) and operand.base.name in d.kernel.call_parameters
-
-
+    return (
+        isinstance(operand, Address)
+        and isinstance(operand.base, Symbol)
+        and operand.base.name in d.kernel.call_parameters
+    )

@@ -1,0 +1,176 @@
+"""The compile cache: memory, disk, other processes, damage, and the emulator behind it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import cute_ssd
+from cute_ssd import compile as compiler
+from cute_ssd import launch
+from cute_ssd.kernels.dims import Recurrence
+
+pytest.importorskip("cutlass")
+
+SMALL = Recurrence(
+    headdim=8,
+    dstate=8,
+    dtype="float32",
+    dt="float32",
+    A="float32",
+    dt_bias=None,
+    softplus=False,
+    D=None,
+    z=False,
+    initial=None,
+    final="float32",
+    offsets=None,
+    slots=None,
+    flags=False,
+    single=True,
+    aligned=True,
+    f32x2=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(compiler, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "_compiled", {})
+    return tmp_path / "kernels"
+
+
+def forget() -> None:
+    compiler._compiled.clear()
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
+
+
+def refuse(*arguments: object) -> None:
+    raise AssertionError("compiled again")
+
+
+def test_memory_then_disk(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiler.compiled(SMALL, "sm_90a")
+    assert compiler.compiled(SMALL, "sm_90a") is first
+    forget()
+    monkeypatch.setattr(compiler, "_compile", refuse)
+    again = compiler.compiled(SMALL, "sm_90a")
+    assert again is not first and again.machine_code == first.machine_code
+    assert ".entry recurrence" in again.ptx and ".target sm_90a" in again.ptx
+    assert entries(empty_cache) == [first.directory.name]
+
+
+def test_key_holds_everything_that_goes_into_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keys = {compiler._key(SMALL, "sm_90a"), compiler._key(SMALL, "sm_80")}
+    keys.add(compiler._key(replace(SMALL, dstate=16), "sm_90a"))
+    with cute_ssd.emulate("sm_90a"):
+        keys.add(compiler._key(SMALL, "sm_90a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler.metadata, "version", lambda name: "1.0")
+        keys.add(compiler._key(SMALL, "sm_90a"))
+    with monkeypatch.context() as patch:
+        (tmp_path / "kernels").mkdir()
+        (tmp_path / "kernels" / "recurrence.py").write_text("# another source")
+        patch.setattr(compiler, "__file__", str(tmp_path / "compile.py"))
+        keys.add(compiler._key(SMALL, "sm_90a"))
+    assert len(keys) == 6
+    assert compiler._key(SMALL, "sm_90a") in keys
+
+
+@pytest.mark.parametrize("name", [compiler.OBJECT, compiler.PTX, compiler.MACHINE_CODE, compiler.HASHES])
+def test_a_damaged_entry_is_thrown_away(name: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(kernel: Recurrence, arch: str, directory: Path) -> object:
+        for file in (compiler.OBJECT, compiler.PTX, compiler.MACHINE_CODE):
+            (directory / file).write_text(f"{file} of {kernel}")
+        return refuse
+
+    monkeypatch.setattr(compiler, "_compile", fake)
+    directory = compiler.compiled(SMALL, "sm_90a").directory
+    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()):
+        damage(directory / name)
+        forget()
+        assert compiler.compiled(SMALL, "sm_90a").function is refuse  # which only a compile sets
+        assert compiler._intact(directory)
+    assert entries(empty_cache) == [directory.name]
+
+
+def test_a_failed_compile_leaves_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_compile", refuse)
+    with pytest.raises(AssertionError, match="compiled again"):
+        compiler.compiled(SMALL, "sm_90a")
+    assert entries(empty_cache) == []
+    assert not compiler._compiled
+
+
+PROCESS = """
+import sys, time
+import cutlass.cute, tvm_ffi
+from tests.test_compile import SMALL
+from cute_ssd import compile as compiler
+real, compiles = compiler._compile, []
+def counted(*arguments):
+    compiles.append(arguments)
+    return real(*arguments)
+compiler._compile = counted
+print("ready", flush=True)
+sys.stdin.readline()
+begin = time.perf_counter()
+compiler.compiled(SMALL, "sm_90a").function
+print(len(compiles), time.perf_counter() - begin)
+"""
+
+
+def test_processes_share_one_compile(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+
+    both = [start(), start()]
+    for process in both:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    answers = []
+    for process in both:  # both wait at the same line
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in both:
+        answers.append(process.communicate()[0].split())
+        assert process.returncode == 0
+    assert sorted(int(compiles) for compiles, _ in answers) == [0, 1]
+    assert len(entries(tmp_path / "cute_ssd" / "kernels")) == 1
+
+
+def test_the_emulator_runs_what_the_disk_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> tuple[torch.Tensor, cute_ssd.emulator.Report]:
+        torch.manual_seed(0)
+        x, B, C, dt = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8), torch.rand(1, 1, 1)
+        y, final = torch.empty_like(x), torch.empty(1, 1, 8, 8)
+        operands = launch.Operands(x, dt, torch.tensor([-1.0]), B, C, None, None, None, y, final=final)
+        with cute_ssd.emulate("sm_90a") as report:
+            launch.recurrence(operands, "sm_90a", single=True)
+        return y, report
+
+    first, _ = step()
+    forget()
+    from cute_ssd.emulator.launch import runtime
+
+    monkeypatch.setattr(runtime(), "_images", {})  # as in a new process
+    monkeypatch.setattr(compiler, "_compile", refuse)
+    again, report = step()
+    assert torch.equal(first, again)
+    assert len(report.launches) == 1 and not report.findings
+    again, _ = step()  # from memory, in another session
+    assert torch.equal(first, again)
+    outside = compiler._compiled
+    assert all(emulated for _, _, emulated in outside)
