@@ -1,5 +1,5 @@
-"""The command line: `python -m cute_ssd info | check | explain | emulate | bench`. Heavy imports wait for the command that needs
-them, so that `info` runs where torch or cutlass is broken."""
+"""The command line: `python -m cute_ssd info | check | explain | emulate | bench`. Heavy imports wait for the command
+that needs them, so that `info` runs where torch or cutlass is broken."""
 
 import argparse
 import csv
@@ -225,7 +225,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _emulate(arguments: argparse.Namespace) -> int:
-    from .emulator import EmulatorError, UnsupportedInstruction, prepare
+    from .emulator import EmulatorError, KernelError, UnsupportedInstruction, prepare
     from .emulator.script import run_script
     from .errors import ShapeError
 
@@ -245,8 +245,13 @@ def _emulate(arguments: argparse.Namespace) -> int:
             run_script(a.script, a.arguments, session)
         finally:
             print(report, file=sys.stderr)
+    except KernelError:
+        return 1  # the report has said it
     except (EmulatorError, UnsupportedInstruction, ShapeError) as error:
         return _refuse(error)
+    except SystemExit:
+        if not report.findings:
+            raise
     return 1 if report.findings else 0
 
 

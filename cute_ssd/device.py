@@ -1,5 +1,6 @@
 """What a call runs on, described without touching it."""
 
+import sys
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,9 @@ class Device(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device) -> "Device":
+        """Where tensors on `device` are computed; inside `emulate()` CPU tensors belong to the emulated GPU."""
+        if device.type == "cpu" and (arch := emulated_arch()):
+            return cls("cuda", arch)
         if device.type != "cuda":
             return cls(device.type)
         major, minor = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (0, 0)
@@ -31,3 +35,10 @@ class Device(NamedTuple):
         if arch not in KNOWN_ARCHS:
             raise ShapeError(f"arch is {arch!r}, expected 'cpu' or one of {', '.join(KNOWN_ARCHS)}.")
         return cls("cuda", arch)
+
+
+def emulated_arch() -> str:
+    """The architecture of the emulator's session that is active, "" without one."""
+    module = sys.modules.get("cute_ssd.emulator.session")
+    session = module.Session._active if module is not None else None
+    return session.device.arch if session is not None else ""

@@ -1,8 +1,8 @@
 """The operators as torch.library knows them: schema, CPU, CUDA, fake and autograd.
 
 Every implementation builds the `Problem` first, so that eager calls and torch.compile check the same (torch.compile
-wraps what is raised in an error of its own). CUDA
-implementations plan, which raises `UnsupportedError` until there are kernels. Optional outputs are empty tensors.
+wraps what is raised in an error of its own). The CUDA implementations are in `gpu.py`; the CPU's hand over to them
+inside `cute_ssd.emulate()`. Optional outputs are empty tensors.
 """
 
 import functools
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import cpu, cpu_decode, problem
-from .device import Device
+from .device import Device, emulated_arch
 from .errors import ShapeError, UnsupportedError
 from .plan import Plan, plan, require_support
 from .problem import Problem
@@ -53,16 +53,31 @@ _LIBRARY.define(
 )
 
 
-def _register(name: str, cpu_impl: Callable[..., Any], fake_impl: Callable[..., Any]) -> None:
+def _register(
+    name: str,
+    cpu_impl: Callable[..., Any],
+    fake_impl: Callable[..., Any],
+    asked: Callable[..., tuple[Problem, Plan]],
+) -> None:
+    """The implementation for the GPU is the function of that name in `gpu.py`; `asked` gives it the plan."""
+
+    def on_gpu(*args: Any) -> Any:
+        from . import gpu
+
+        _, how = asked(*args)
+        return getattr(gpu, name)(how, *args)
+
     @functools.wraps(cpu_impl)
-    def without_autocast(*args: Any) -> Any:
+    def on_cpu(*args: Any) -> Any:
+        if emulated_arch():
+            return on_gpu(*args)
         if not torch.is_autocast_enabled("cpu"):
             return cpu_impl(*args)
         with torch.autocast("cpu", enabled=False):  # products of fp32 scratch stay fp32
             return cpu_impl(*args)
 
-    _LIBRARY.impl(name, without_autocast, "CPU")
-    _LIBRARY.impl(name, fake_impl, "CUDA")
+    _LIBRARY.impl(name, on_cpu, "CPU")
+    _LIBRARY.impl(name, on_gpu, "CUDA")
     torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
 
 
@@ -72,7 +87,11 @@ _ASKED: dict[Any, tuple[Problem, Plan]] = {}
 def _asked(describe: Callable[..., Problem], *args: Any) -> tuple[Problem, Plan]:
     """The problem and plan of an eager call, remembered by all that the checks see of its arguments: they would be a
     quarter of what a small call costs beside its arithmetic."""
-    key = (describe, *[(t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else t for t in args])
+    key = (
+        describe,
+        emulated_arch(),
+        *[(t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else t for t in args],
+    )
     found = _ASKED.get(key)
     if found is None:
         if len(_ASKED) >= 1024:  # lengths that never come again
@@ -173,7 +192,7 @@ class _RowStates:
 
 def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
-    p, how = _asked(_scan_problem, *inputs, *args[17:])
+    p, how = _asked_scan(*args)
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
     y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
@@ -285,6 +304,11 @@ def _chunk_scan_backward_fake(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *scan_inputs, return_final_states, return_varlen_states, _ = inputs
+    if Device.of(inputs[0].device).kind == "cuda":
+        raise UnsupportedError(
+            "A chunk scan has no gradient on a GPU yet, but an input requires one; call it under torch.no_grad(), or "
+            "on CPU tensors."
+        )
     ctx.save_for_backward(*scan_inputs[:12])
     ctx.settings = scan_inputs[12:]
     ctx.returned = return_final_states, return_varlen_states
@@ -300,8 +324,16 @@ def _backward(ctx: Any, dy: Tensor, dfinal: Tensor | None, dvarlen: Tensor | Non
     return (*(None if t is None else grad for grad, t in wanted), *(None,) * 9)
 
 
-_register("chunk_scan", _chunk_scan_cpu, _chunk_scan_fake)
-_register("chunk_scan_backward", _chunk_scan_backward_cpu, _chunk_scan_backward_fake)
+def _asked_scan(*args: Any) -> tuple[Problem, Plan]:
+    return _asked(_scan_problem, *args[:16], *args[17:])
+
+
+def _asked_backward(*args: Any) -> tuple[Problem, Plan]:
+    return _asked(_scan_problem, *args[3:])
+
+
+_register("chunk_scan", _chunk_scan_cpu, _chunk_scan_fake, _asked_scan)
+_register("chunk_scan_backward", _chunk_scan_backward_cpu, _chunk_scan_backward_fake, _asked_backward)
 torch.library.register_autograd("cute_ssd::chunk_scan", _backward, setup_context=_setup_context, lib=_LIBRARY)
 
 
@@ -474,6 +506,9 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
-_register("chunk_scan_varlen", _chunk_scan_varlen_cpu, _chunk_scan_varlen_fake)
-_register("chunk_scan_varlen_inplace", _chunk_scan_varlen_inplace_cpu, _chunk_scan_varlen_inplace_fake)
-_register("selective_state_update", _selective_state_update_cpu, _selective_state_update_fake)
+for _name, _cpu, _fake, _describe in (
+    ("chunk_scan_varlen", _chunk_scan_varlen_cpu, _chunk_scan_varlen_fake, _varlen_problem),
+    ("chunk_scan_varlen_inplace", _chunk_scan_varlen_inplace_cpu, _chunk_scan_varlen_inplace_fake, _inplace_problem),
+    ("selective_state_update", _selective_state_update_cpu, _selective_state_update_fake, problem.state_update),
+):
+    _register(_name, _cpu, _fake, functools.partial(_asked, _describe))

@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from . import __version__
-from .device import Device
+from .device import KNOWN_ARCHS, Device
 from .errors import UnsupportedError
+from .kernels.dims import MAX_SIZE
 from .problem import Problem
 
 # Tokens per tile of the CPU backend. A tile costs Q*Q exponentials per head and one pass over the state: 64 balances
@@ -54,11 +55,25 @@ def useful_flops(batch: int, seqlen: int, nheads: int, headdim: int, ngroups: in
 
 def require_support(problem: Problem, device: Device) -> None:
     """Raises `UnsupportedError` with every reason why nothing runs `problem` on `device`."""
-    if device.kind not in ("cpu", "meta"):
+    if device.kind in ("cpu", "meta"):
+        return
+    if device.kind != "cuda" or device.arch not in KNOWN_ARCHS:
         where = f"{device.kind} tensors" + (f" ({device.arch})" if device.arch else "")
+        known = ", ".join(KNOWN_ARCHS)
         raise UnsupportedError(
-            f"{problem.function} has no kernel for {where}: cute_ssd {__version__} runs on the CPU only; "
+            f"{problem.function} has no kernel for {where}: cute_ssd {__version__} runs on the CPU and on {known}; "
             "pass CPU tensors (x.cpu(), ...)."
+        )
+    reasons = []
+    if problem.compute_dtype.itemsize > 4:
+        reasons.append("x is float64, expected float32, bfloat16 or float16")
+    for name, size in (("headdim", problem.headdim), ("dstate", problem.dstate)):
+        if size > MAX_SIZE:
+            reasons.append(f"{name} is {size}, expected at most {MAX_SIZE}")
+    if reasons:
+        raise UnsupportedError(
+            f"{problem.function} has no kernel on {device.arch} for this call: {'; '.join(reasons)}; pass CPU tensors "
+            "(x.cpu(), ...)."
         )
 
 
@@ -66,6 +81,8 @@ def plan(problem: Problem, device: Device) -> Plan:
     """The plan for `problem` on `device`; raises what `require_support` raises."""
     require_support(problem, device)
     p = problem
+    if device.kind == "cuda":
+        return _on_gpu(p, device)
     if p.decode:
         heads = max(1, min(p.nheads, STATE_BLOCK_BYTES // max(1, p.state_bytes // p.nheads)))
         rows = max(1, min(p.batch, STATE_BLOCK_BYTES // p.state_bytes)) if heads == p.nheads else 1
@@ -76,6 +93,15 @@ def plan(problem: Problem, device: Device) -> Plan:
     rows = 1 if _bits_depend_on_count(p) else max(1, min(HEAD_TILES // heads, p.num_seqs or p.batch))
     flops = useful_flops(p.batch, p.seqlen, p.nheads, p.headdim, p.ngroups, p.dstate)
     return Plan(p, device, "cpu", "CPU tensors, chunked matrix products", TILE, tiles, rows, heads, flops)
+
+
+def _on_gpu(p: Problem, device: Device) -> Plan:
+    """Everything runs on the recurrence kernel: nothing else exists yet."""
+    reason = "a decode step reads and writes each state once"
+    if not p.decode:
+        reason = f"token by token, the state in registers; {device.arch} has no tensor-core kernel here yet"
+    flops = p.batch * p.seqlen * p.nheads * p.headdim * p.dstate * 5
+    return Plan(p, device, "recurrence", reason, 1, 1, p.num_seqs or p.batch, p.nheads, flops)
 
 
 def _bits_depend_on_count(p: Problem) -> bool:

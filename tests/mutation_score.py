@@ -6,7 +6,7 @@
 Every synchronising instruction of a kernel's PTX is deleted or weakened, one at a time, and each such mutant runs on
 the captured launch under several schedules with the sanitizer on. It is caught by a finding, by an output that differs
 from the unmutated kernel's in any bit, or by a deadlock. A mutant that survives is either redundant (the kernel would
-be right without the instruction; the list beside it in kernels/ says why) or something that the emulator cannot see.
+be right without the instruction; kernels/redundant.py says why) or something that the emulator cannot see.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import select
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +42,7 @@ from cute_ssd.emulator.launch import KernelLaunch
 from cute_ssd.emulator.ptx import Instruction, Kernel, parse_kernel
 from cute_ssd.emulator.script import run_script
 from cute_ssd.emulator.session import Session
+from tests.kernels.redundant import REDUNDANT
 
 ARCH = "sm_100a"
 KERNELS: dict[str, tuple[str, tuple[object, ...]]] = {  # module of tests.kernels, arguments of its `run`
@@ -286,25 +287,28 @@ def in_processes(
             child = os.fork()
             if child == 0:
                 try:
-                    os.write(send, json.dumps(work(item)).encode())
-                except BaseException as error:
-                    os.write(send, json.dumps((f"{type(error).__name__}", -1, str(error)[:2000])).encode())
+                    by, seed, message = work(item)
+                    os.write(send, json.dumps((by, seed, message[:2000])).encode())
+                except BaseException:
+                    os.write(send, json.dumps(traceback.format_exc()[-2000:]).encode())
                 os._exit(0)
             os.close(send)
             children[receive] = item, child, time.monotonic() + limit
         ready, _, _ = select.select(list(children), [], [], 0.2)
         for receive, (item, child, deadline) in list(children.items()):
+            result: tuple[str, int, str] = ("timeout", -1, f"not done after {limit:.0f} s")
             if receive in ready:
                 answer = os.read(receive, 1 << 16)
-                result = tuple(json.loads(answer)) if answer else ("crash", -1, "the process died")
+                result = json.loads(answer) if answer else ("crash", -1, "the process died: an error of the emulator")
             elif time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
-                result = ("timeout", -1, f"not done after {limit:.0f} s")
             else:
                 continue
             os.waitpid(child, 0)
             os.close(receive)
             del children[receive]
+            if isinstance(result, str):  # nothing that the emulator found, but an error here
+                raise RuntimeError(f"{item.kind} at PTX line {item.line}: {result}")
             yield item, result
 
 
@@ -340,9 +344,8 @@ class Score:
         for kind, group in sorted(groups.items()):
             by = Counter(r.by for r in group if r.by)
             ran = [r for r in group if r.executed]
-            redundant = sum(bool(r.redundant and not r.by) for r in ran)
-            caught = sum(by.values())
-            numbers = (len(group), len(group) - len(ran), caught, redundant, len(ran) - caught - redundant)
+            caught, excused = sum(by.values()), sum(bool(r.redundant and not r.by) for r in ran)
+            numbers = (len(group), len(group) - len(ran), caught, excused, len(ran) - caught - excused)
             rows.append((kind, *map(str, numbers), ", ".join(f"{name} {n}" for name, n in by.most_common())))
         widths = [max(len(row[k]) for row in rows) for k in range(6)]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows]
@@ -418,8 +421,9 @@ class Scorer:
         return ""
 
 
-def score_of(target: str, arguments: Sequence[str] = (), **options: object) -> Score:
-    """The score of a kernel of tests.kernels, or of the first launch of a script."""
+def score_of(target: str, arguments: Sequence[str] = (), multiprocessors: int = 1, **options: object) -> Score:
+    """The score of a kernel of tests.kernels, or of a script's launch. On few `multiprocessors` the CTAs of a persistent
+    kernel take several tiles each; otherwise most of their barriers are never needed."""
     scorer = Scorer(target, **options)  # type: ignore[arg-type]
     if target in KERNELS:
         name, inputs = KERNELS[target]
@@ -427,12 +431,9 @@ def score_of(target: str, arguments: Sequence[str] = (), **options: object) -> S
         with Session(ARCH, scorer):
             module.check(module.run(*inputs))
     else:
-        known = f"tests.kernels.{Path(target).stem}"
-        if find_spec(known):
-            scorer.redundant = [Redundant(*entry) for entry in import_module(known).REDUNDANT]
+        scorer.redundant = [Redundant(*entry) for entry in REDUNDANT.get(Path(target).name, [])]
         session = Session(ARCH, scorer)
-        # A persistent kernel's CTA shall take several tiles, or most of its barriers are never needed.
-        session.device = session.device._replace(multiprocessors=1)
+        session.device = session.device._replace(multiprocessors=multiprocessors)
         with redirect_stdout(StringIO()), warnings.catch_warnings(action="ignore"):
             run_script(target, arguments, session)
     if scorer.score is None:
@@ -448,6 +449,7 @@ def main() -> None:
     parser.add_argument("--kernel", default="", help="part of the kernel's name; by default the first launch")
     parser.add_argument("--line", type=int, help="only the mutants of this line of the PTX")
     parser.add_argument("--implicit-waits", action="store_true", help="uses of tcgen05.ld results wait for them")
+    parser.add_argument("--multiprocessors", type=int, default=1, help="of the device that a script sees")
     parser.add_argument("--json", type=Path, help="file for all results")
     own, arguments = sys.argv[1:], []
     if "--" in own:
@@ -457,7 +459,7 @@ def main() -> None:
     scores = []
     for target in options.targets:
         chosen = {name: getattr(options, name) for name in ("seeds", "jobs", "kernel", "line", "implicit_waits")}
-        scores.append(score_of(target, arguments, **chosen))
+        scores.append(score_of(target, arguments, options.multiprocessors, **chosen))
         print(scores[-1], flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))

@@ -42,9 +42,21 @@ def pack(args: tuple[object, ...]) -> tuple[bytes, list[tuple[int, int]]]:
     return params, ranges
 
 
-def run(text: str, *args: object, grid=(1, 1, 1), block=(32, 1, 1), cluster=(1, 1, 1), shared=0, name="k", sanitize=False,
-        schedule="eager", seed=0, threads=1, check=True) -> engine.Outcome:  # fmt: skip
-    """Launches `.entry k` of a PTX text (the header is added). With `check` an event of any kind is an AssertionError."""
+def run(
+    text: str,
+    *args: object,
+    grid=(1, 1, 1),
+    block=(32, 1, 1),
+    cluster=(1, 1, 1),
+    shared=0,
+    name="k",
+    sanitize=False,
+    schedule="eager",
+    seed=0,
+    threads=1,
+    check=True,
+) -> engine.Outcome:
+    """Launches `.entry k` of a PTX text (the header is added). With `check` any event is an AssertionError."""
     text = text if ".version" in text else HEADER + text
     program = decode(parse_kernel(text, name), engine.handlers())
     params, ranges = pack(args)
@@ -58,29 +70,26 @@ def run(text: str, *args: object, grid=(1, 1, 1), block=(32, 1, 1), cluster=(1, 
 def elementwise(instructions: str, inputs: list[np.ndarray], out_dtype: np.dtype, **options: object) -> np.ndarray:
     """Applies PTX to vectors: element i of input k sits in `%in<k>`, the result is taken from `%out`.
 
-    Registers: `%in<k>` and `%out` are .b16/.b32/.b64 by item size (8-bit items sit in .b16); the snippet may declare more in its own braces.
-    The number of elements may be anything; a thread handles one.
+    Registers: `%in<k>` and `%out` are .b16/.b32/.b64 by item size (8-bit items sit in .b16); the snippet may declare
+    more in its own braces. The number of elements may be anything; a thread handles one.
     """
     n = len(inputs[0])
     kind = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
     load = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
     out = np.zeros(n, out_dtype)
-    declare = [f".reg .{kind[a.itemsize]} %in{k};" for k, a in enumerate(inputs)] + [
-        f".reg .{kind[out.itemsize]} %out;"
-    ]
+    declare = [f".reg .{kind[a.itemsize]} %in{k};" for k, a in enumerate(inputs)]
+    declare.append(f".reg .{kind[out.itemsize]} %out;")
     params = ", ".join(f".param .u64 p{k}" for k in range(len(inputs) + 1)) + ", .param .u32 n"
     body = [
         "mov.u32 %t, %tid.x; mov.u32 %c, %ctaid.x; mad.lo.s32 %i, %c, 256, %t;",
         "ld.param.u32 %n, [n]; setp.ge.u32 %p, %i, %n; @%p ret;",
     ]
-    for k, a in enumerate(inputs):
-        body.append(
-            f"ld.param.u64 %a, [p{k}]; mad.wide.u32 %a, %i, {a.itemsize}, %a; ld.global.{load[a.itemsize]} %in{k}, [%a];"
-        )
-    body.append("{ " + instructions + " }")
-    body.append(
-        f"ld.param.u64 %a, [p{len(inputs)}]; mad.wide.u32 %a, %i, {out.itemsize}, %a; st.global.{load[out.itemsize]} [%a], %out;"
-    )
+    for k, a in enumerate([*inputs, out]):
+        if a is out:
+            body.append("{ " + instructions + " }")
+        access = "st.global.{} [%a], %out;" if a is out else "ld.global.{} %in" + str(k) + ", [%a];"
+        body.append(f"ld.param.u64 %a, [p{k}]; mad.wide.u32 %a, %i, {a.itemsize}, %a;")
+        body.append(access.format(load[a.itemsize]))
     text = (
         f".visible .entry k({params}) {{ .reg .pred %p; .reg .b32 %t, %c, %i, %n; .reg .b64 %a; {' '.join(declare)}\n"
         + "\n".join(body)

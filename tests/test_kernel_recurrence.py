@@ -43,7 +43,7 @@ PLAIN = Recurrence(
 )
 POOL = {"offsets": "int32", "slots": "int32", "flags": True}
 STEP = {"single": True, "slots": "int32", "D": "float32"}
-VARIANTS = [POOL, STEP]
+VARIANTS = [*((arch, POOL) for arch in ARCHS), ("sm_80", STEP), ("sm_100a", STEP)]
 MORE_VARIANTS: list[dict[str, Any]] = [
     {"dstate": 256, **POOL},
     {"dstate": 64},
@@ -68,15 +68,14 @@ def without_spills(arch: str, changes: dict[str, Any]) -> None:
     assert found.registers <= (128 if kernel.single else 255), (kernel, found)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+@pytest.mark.parametrize(("arch", "changes"), VARIANTS, ids=str)
 def test_no_spills(arch: str, changes: dict[str, Any]) -> None:
     without_spills(arch, changes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("changes", MORE_VARIANTS, ids=str)
+@pytest.mark.parametrize("changes", [STEP, *MORE_VARIANTS], ids=str)
 def test_no_spills_in_any_variant(arch: str, changes: dict[str, Any]) -> None:
     without_spills(arch, changes)
 
@@ -130,9 +129,26 @@ CASES = [
     Case(arch="sm_103a", headdim=72, dstate=256, nheads=1, seqlen=10, states=None, initial=False, parameters=BF16),
 ]
 SLOW_CASES = [
-    Case(arch=arch, seed=seed, lengths=(1, 16, 0, 17, 40), nheads=4, ngroups=ngroups, headdim=headdim, dstate=dstate,
-         dtype=dtype, parameters=F32 if seed % 2 else dtype, states=states, pool=pool, flags=seed > 1, z=seed < 2,
-         D=("none", "head", "channel")[seed % 3], bias=True, softplus=True, pad=pad, shift=shift)  # fmt: skip
+    Case(
+        arch=arch,
+        seed=seed,
+        lengths=(1, 16, 0, 17, 40),
+        nheads=4,
+        ngroups=ngroups,
+        headdim=headdim,
+        dstate=dstate,
+        dtype=dtype,
+        parameters=F32 if seed % 2 else dtype,
+        states=states,
+        pool=pool,
+        flags=seed > 1,
+        z=seed < 2,
+        D=("none", "head", "channel")[seed % 3],
+        bias=True,
+        softplus=True,
+        pad=pad,
+        shift=shift,
+    )
     for seed, (arch, headdim, dstate, dtype, states, ngroups, pool, pad, shift) in enumerate(
         (
             ("sm_80", 64, 128, BF16, F32, 1, True, 0, 0),
@@ -478,3 +494,31 @@ def test_what_the_kernel_refuses() -> None:
     )  # fmt: skip
     with pytest.raises(cute_ssd.UnsupportedError, match="headdim is 300, expected at most 256"):
         launch.recurrence(operands, "sm_100a", single=True)
+
+
+def test_two_kernels_for_all_alignments() -> None:
+    """Not one for each address that a view may have."""
+    kernels = {
+        launch.recurrence_kernel(build(Case(dtype=F16, states=F16, shift=shift, pad=pad)).operands, "sm_100a",
+                                 softplus=False, single=False)
+        for shift in range(9) for pad in (0, 1, 2, 4, 8)
+    }  # fmt: skip
+    assert sorted(kernel.aligned for kernel in kernels) == [False, True]
+
+
+def test_dimensions_of_one_element_may_have_any_stride() -> None:
+    case = Case(headdim=1, dstate=1, dtype=F32, parameters=F32, z=True, softplus=True, bias=True, seqlen=5)
+    call = build(case)
+    odd = {name: tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 7))
+           for name in launch.ROWS if (tensor := getattr(call.operands, name)) is not None}  # fmt: skip
+    compare(call._replace(operands=call.operands._replace(**odd)), "sm_100a", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [torch.int32, torch.int64, torch.uint32])
+def test_index_dtypes(index: torch.dtype) -> None:
+    call = build(Case(lengths=(3, 0, 17), pool=True, flags=True))
+    o = call.operands
+    assert o.slots is not None and o.offsets is not None
+    slots = torch.where(o.slots < 0, 5, o.slots).to(index)  # uint32 has no padding of -1
+    compare(call._replace(operands=o._replace(slots=slots, offsets=o.offsets.to(index))), "sm_100a", 0)

@@ -78,15 +78,16 @@ def emulate(
 
     Args:
         arch: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a or sm_120a.
-        seed: chooses the order of events; the same seed gives the same run. 0 is the eager schedule (asynchronous work is done when
-            it is issued), odd seeds are late (it is done when nothing else can go on, polls may fail), other even ones priority
-            schedules (always the runnable warp or engine of highest random priority). Test with several.
+        seed: chooses the order of events; the same seed gives the same run. 0 is the eager schedule (asynchronous work
+            is done when it is issued), odd seeds are late (it is done when nothing else can go on, polls may fail),
+            other even ones priority schedules (always the runnable warp or engine of highest random priority). Test
+            with several.
         sanitize: look for races, missing fences, uninitialised reads; about three times slower.
         schedule: "eager", "late" or "priority", instead of the one that the seed implies.
-        keep_going: collect findings in the report; else a launch with findings raises KernelError when it is over. What the kernel
-            could not survive (out of bounds, deadlock) always raises.
-        implicit_waits: the use of a tcgen05.ld result waits for the load, as the code that ptxas makes does. By default only
-            tcgen05.wait::ld does, as the PTX ISA says, and a use before it is a finding.
+        keep_going: collect findings in the report; else a launch with findings raises KernelError when it is over. What
+            the kernel could not survive (out of bounds, deadlock) always raises.
+        implicit_waits: the use of a tcgen05.ld result waits for the load, as the code that ptxas makes does. By default
+            only tcgen05.wait::ld does, as the PTX ISA says, and a use before it is a finding.
         threads: host threads, by default one per core. Results do not depend on it.
         time_limit: seconds that a launch may be expected to take; a larger grid is given up early with an estimate.
 
@@ -94,9 +95,9 @@ def emulate(
         Report: per launch the geometry, instruction counts by class, findings, printed text.
 
     Raises:
-        ShapeError: an unknown arch or a wrong value. EmulatorError: no C/C++ compiler, a kernel compiled for another arch, launches
-        the device would refuse. UnsupportedInstruction: PTX that the emulator does not execute, with its Python line.
-        KernelError: findings.
+        ShapeError: an unknown arch or a wrong value. EmulatorError: no C/C++ compiler, a kernel compiled for another
+        arch, launches the device would refuse. UnsupportedInstruction: PTX that the emulator does not execute, with its
+        Python line. KernelError: findings.
     """
     report, session = prepare(
         arch,

@@ -1,4 +1,4 @@
-"""Speed of the emulator, measured on somebody else's kernel: NVIDIA's mamba2_ssd example, which is not part of this package."""
+"""Speed of the emulator, measured on somebody else's kernel: NVIDIA's example mamba2_ssd, which is not part of this."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ PTX_LINES = 5000
 
 
 def figures(script: Path) -> Iterator[Figure]:
-    """Of `mamba2_ssd.py`: milliseconds per chunk and head without and with checks, and the seconds to decode 5,000 lines."""
+    """Of `mamba2_ssd.py`: milliseconds per chunk and head without and with checks; seconds to decode 5,000 lines."""
     if not script.is_file():
         raise FileNotFoundError(
-            f"There is no script {script}: pass the path of mamba2_ssd.py from the CuTe DSL examples in NVIDIA's cutlass repository."
+            f"There is no script {script}: pass the path of mamba2_ssd.py, one of the CuTe DSL examples in NVIDIA's "
+            "cutlass repository."
         )
     return _measure(script)
 

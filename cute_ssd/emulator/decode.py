@@ -1,7 +1,8 @@
 """Instruction by instruction, a parsed kernel becomes the flat records that the engine executes.
 
-The families in `isa/` know PTX: they read modifiers and operands and emit one or more records, each naming a handler of the engine
-(`engine/*.cpp`, one file per family). This module owns what they share: registers to slots, constants, addresses, labels.
+The families in `isa/` know PTX: they read modifiers and operands and emit one or more records, each naming a handler of
+the engine (`engine/*.cpp`, one file per family). This module owns what they share: registers to slots, constants,
+addresses, labels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ptx import (
+from .program import RECORD, SHARED_BASE, Program
+from .syntax import (
     Address,
     Immediate,
     Instruction,
@@ -28,29 +30,25 @@ from .ptx import (
 )
 
 SIZES = {
-    "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "e4m3x2": 2, "e5m2x2": 2,
-    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "tf32": 4, "f16x2": 4, "bf16x2": 4, "u16x2": 4, "s16x2": 4, "e4m3x4": 4, "e5m2x4": 4,
-    "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16,
-}  # fmt: skip
+    **dict.fromkeys(("b8", "u8", "s8"), 1),
+    **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16", "e4m3x2", "e5m2x2"), 2),
+    **dict.fromkeys(("b32", "u32", "s32", "f32", "tf32"), 4),
+    **dict.fromkeys(("f16x2", "bf16x2", "u16x2", "s16x2", "e4m3x4", "e5m2x4"), 4),
+    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), 8),
+    "b128": 16,
+}
 """Bytes of a PTX type."""
 
 SPECIALS = (
-    "tid.x tid.y tid.z ctaid.x ctaid.y ctaid.z nctaid.x nctaid.y nctaid.z ntid.x ntid.y ntid.z laneid warpid nwarpid "
-    "cluster_ctarank cluster_nctarank cluster_ctaid.x cluster_ctaid.y cluster_ctaid.z "
-    "cluster_nctaid.x cluster_nctaid.y cluster_nctaid.z clusterid.x clusterid.y clusterid.z nclusterid.x nclusterid.y nclusterid.z "
-    "is_explicit_cluster total_smem_size lanemask_lt lanemask_le lanemask_eq lanemask_ge lanemask_gt smid nsmid gridid dynamic_smem_size"
-).split()
-"""Special registers that never change; the order is that of the engine's `special_value`."""
-
-SHARED_BASE = 1024
-"""Offset of the first byte of shared memory that a kernel may use (core.h)."""
-
-RECORD = np.dtype(
-    [(name, np.int32) for name in ("handler", "guard", "guard_negated", "line", "d", "a", "b", "c", "e", "pool")]
-    + [("i0", np.int64), ("i1", np.int64)]
-    + [(name, np.int32) for name in ("sources", "nsources", "targets", "ntargets", "use", "opcode_class")]
+    *("tid.x", "tid.y", "tid.z", "ctaid.x", "ctaid.y", "ctaid.z", "nctaid.x", "nctaid.y", "nctaid.z"),
+    *("ntid.x", "ntid.y", "ntid.z", "laneid", "warpid", "nwarpid", "cluster_ctarank", "cluster_nctarank"),
+    *("cluster_ctaid.x", "cluster_ctaid.y", "cluster_ctaid.z"),
+    *("cluster_nctaid.x", "cluster_nctaid.y", "cluster_nctaid.z"),
+    *("clusterid.x", "clusterid.y", "clusterid.z", "nclusterid.x", "nclusterid.y", "nclusterid.z"),
+    *("is_explicit_cluster", "total_smem_size", "lanemask_lt", "lanemask_le", "lanemask_eq", "lanemask_ge"),
+    *("lanemask_gt", "smid", "nsmid", "gridid", "dynamic_smem_size"),
 )
-"""The layout of core.h's Record."""
+"""Special registers that never change; the order is that of the engine's `special_value`."""
 
 
 class UnsupportedInstruction(NotImplementedError):
@@ -99,7 +97,7 @@ class Modifiers:
 
     def type(self) -> str:
         """The last modifier, which must be a type."""
-        if not self.left or self.left[-1] not in SIZES and self.left[-1] != "pred":
+        if not self.left or (self.left[-1] not in SIZES and self.left[-1] != "pred"):
             raise UnsupportedInstruction(self.instruction, "its last modifier is not a known type")
         return self.left.pop()
 
@@ -110,11 +108,13 @@ class Modifiers:
 
 
 COPIES, COMPUTES, DECIDES = 1, 0, 2
-"""What a record does with undefined operands (core.h, Record::use). Kernels compute with garbage in lanes that never store it."""
+"""What a record does with undefined operands (core.h, Record::use). Kernels compute with garbage in lanes that never
+store it."""
 
-_ACTING = frozenset(
-    "ld st atom red cp mbarrier bar barrier tcgen05 ldmatrix bra brx call trap prefetch tensormap multimem".split()
-)
+_ACTING = {
+    *("ld", "st", "atom", "red", "cp", "multimem", "ldmatrix", "mbarrier", "bar", "barrier", "tcgen05"),
+    *("bra", "brx", "call", "trap", "prefetch", "tensormap"),
+}
 _WORD_MOVES = ("mov.b32", "mov.two")
 
 Decode = Callable[["Decoder", Instruction, Modifiers], None]
@@ -124,7 +124,7 @@ CLASSES: list[str] = []
 
 
 def instruction(*opcodes: str, count_as: str) -> Callable[[Decode], Decode]:
-    """Registers the decoder of `opcodes`; executions are counted under the class `count_as` unless `emit` says otherwise."""
+    """Registers the decoder of `opcodes`; executions count under the class `count_as` unless `emit` says otherwise."""
 
     def register(decode: Decode) -> Decode:
         for opcode in opcodes:
@@ -166,7 +166,6 @@ class Decoder:
         self.shared_symbols: list[int] = []
         self.param_symbols: list[int] = []
         self.keep_alive: list[object] = []
-        self.formats: dict[int, str] = {}
         self._constants: dict[tuple[object, int], int] = {}
         self._branches: list[tuple[int, str]] = []
         self._tables: list[tuple[int, str]] = []
@@ -359,12 +358,25 @@ class Decoder:
         self.pool.extend(values)
         return start
 
-    def emit(self, handler: str, d: int = -1, a: int = -1, b: int = -1, c: int = -1, e: int = -1, *, i0: int = 0, i1: int = 0,
-             pool: int = 0, copies: bool = False, count_as: str | None = None) -> None:  # fmt: skip
+    def emit(
+        self,
+        handler: str,
+        d: int = -1,
+        a: int = -1,
+        b: int = -1,
+        c: int = -1,
+        e: int = -1,
+        *,
+        i0: int = 0,
+        i1: int = 0,
+        pool: int = 0,
+        copies: bool = False,
+        count_as: str | None = None,
+    ) -> None:
         """Appends one record. Slots that `slot` and `target` gave since the last record are its sources and targets.
 
-        `copies` marks a move: the result of a tcgen05.ld may pass through it before wait::ld (register packing is free). Several
-        records of one instruction count as one execution.
+        `copies` marks a move: the result of a tcgen05.ld may pass through it before wait::ld (register packing is
+        free). Several records of one instruction count as one execution.
         """
         guard = self.instruction.guard
         sources, targets = self._sources, self._targets
@@ -382,15 +394,15 @@ class Decoder:
             index = self.handlers[handler]
         except KeyError:
             raise self.unsupported(f"the engine has no handler {handler}") from None
-        self.records.append(
-            (index, -1 if guard is None else self.predicates[guard], int(self.instruction.guard_negated), self.instruction.line,
-             d, a, b, c, e, pool, i0, i1, at, len(sources), at + len(sources), len(targets), use, number)
-        )  # fmt: skip
+        guarded = (-1 if guard is None else self.predicates[guard], int(self.instruction.guard_negated))
+        lists = (at, len(sources), at + len(sources), len(targets))
+        self.records.append((index, *guarded, self.instruction.line, d, a, b, c, e, pool, i0, i1, *lists, use, number))
         self._sources = []
         self._targets = []
 
     def _computes(self) -> bool:
-        """Whether undefined operands only make the result undefined; other instructions act on them (an address, a stored value)."""
+        """Whether undefined operands only make the result undefined; other instructions act on them (an address, a
+        stored value)."""
         i = self.instruction
         if i.opcode == "st":
             return any(name.startswith(("shared", "local", "param")) for name in i.modifiers)
@@ -428,7 +440,6 @@ class Decoder:
             modifiers.finish()
         starts.append(len(self.records))
         self.instruction = ins
-        self.instruction_starts = starts
         self._sources, self._targets = [], []
         self.records.append(
             (self.handlers["exit"], -1, 0, ins.line, *(-1,) * 5, 0, 0, 0, 0, 0, 0, 0, 0, -1)
@@ -438,41 +449,24 @@ class Decoder:
             records["i0"][at] = starts[self.kernel.labels[label]]
         for at, label in self._tables:
             self.pool[at] = starts[self.kernel.labels[label]]
-        return Program(self, records)
-
-
-class Program:
-    """A decoded kernel: what the engine needs, as arrays (`engine.py` passes their addresses)."""
-
-    def __init__(self, decoder: Decoder, records: np.ndarray) -> None:
-        self.kernel = decoder.kernel
-        self.records = records
-        self.pool = np.array(decoder.pool, np.int32)
-        self.initial = np.array(decoder.initial, np.uint32)
-        self.constant = np.array(decoder.constant, np.uint8)
-        self.specials = np.array(decoder.specials, np.int32)
-        self.shared_symbols = np.array(decoder.shared_symbols, np.int32)
-        self.param_symbols = np.array(decoder.param_symbols, np.int32)
-        self.npredicates = len(decoder.predicates)
-        self.local_bytes = decoder.local_bytes
-        self._static_end = decoder.static_shared_end
-        self._dynamic_start = decoder.dynamic_start
-        self.global_ranges = [
-            (address, address + max(v.size, 1))
-            for v in decoder.kernel.variables.values()
-            if (address := decoder.global_addresses.get(v.name)) is not None
-        ]
-        self.keep_alive = decoder.keep_alive
-        self.classes = records["opcode_class"]
-        lines = {ins.line: ins for ins in decoder.kernel.instructions}
-        self.instruction_at = lines.get
-
-    def shared_bytes(self, dynamic_bytes: int) -> int:
-        """Shared memory of a CTA, static and dynamic, for a launch with `dynamic_bytes`."""
-        start = self._static_end if self._dynamic_start is None else self._dynamic_start
-        return max(self._static_end, start + dynamic_bytes) - SHARED_BASE
+        return Program(
+            kernel=self.kernel,
+            records=records,
+            pool=np.array(self.pool, np.int32),
+            initial=np.array(self.initial, np.uint32),
+            constant=np.array(self.constant, np.uint8),
+            specials=np.array(self.specials, np.int32),
+            shared_symbols=np.array(self.shared_symbols, np.int32),
+            param_symbols=np.array(self.param_symbols, np.int32),
+            npredicates=len(self.predicates),
+            local_bytes=self.local_bytes,
+            static_shared_end=self.static_shared_end,
+            dynamic_start=self.dynamic_start,
+            global_addresses=self.global_addresses,
+            keep_alive=self.keep_alive,
+        )
 
 
 def decode(kernel: Kernel, handlers: dict[str, int]) -> Program:
-    """The program of `kernel`; `handlers` are the engine's (name to index). UnsupportedInstruction names what is missing."""
+    """The program of `kernel`; `handlers` are the engine's (name to index). UnsupportedInstruction: what is missing."""
     return Decoder(kernel, handlers).decode()

@@ -1,4 +1,4 @@
-"""The C++ engine: built on first use, called with a decoded program and a launch. The only place where Python meets C++."""
+"""The C++ engine: built on first use, called with a decoded program and a launch. Only here Python meets C++."""
 
 from __future__ import annotations
 
@@ -13,54 +13,78 @@ from pathlib import Path
 import numpy as np
 
 from .build import shared_library
-from .decode import RECORD, Program
+from .program import RECORD, Program
 
 SOURCES = Path(__file__).parent / "engine"
-# Strict IEEE: no -ffast-math. -fno-math-errno and -fno-trapping-math let loops over lanes vectorise without changing a result.
+# Strict IEEE: no -ffast-math. -fno-math-errno and -fno-trapping-math let loops over lanes vectorise without changing
+# a result.
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread")
 
 SCHEDULES = {"eager": 0, "late": 1, "priority": 2}
 
 
 class _Program(ctypes.Structure):
-    _fields_ = [
-        ("records", ctypes.c_void_p), ("nrecords", ctypes.c_int32), ("pool", ctypes.c_void_p),
-        ("nslots", ctypes.c_int32), ("npredicates", ctypes.c_int32), ("initial", ctypes.c_void_p), ("constant", ctypes.c_void_p),
-        ("specials", ctypes.c_void_p), ("nspecials", ctypes.c_int32),
-        ("shared_symbols", ctypes.c_void_p), ("nshared_symbols", ctypes.c_int32),
-        ("param_symbols", ctypes.c_void_p), ("nparam_symbols", ctypes.c_int32), ("local_bytes", ctypes.c_int32),
-    ]  # fmt: skip
+    _fields_ = (
+        ("records", ctypes.c_void_p),
+        ("nrecords", ctypes.c_int32),
+        ("pool", ctypes.c_void_p),
+        ("nslots", ctypes.c_int32),
+        ("npredicates", ctypes.c_int32),
+        ("initial", ctypes.c_void_p),
+        ("constant", ctypes.c_void_p),
+        ("specials", ctypes.c_void_p),
+        ("nspecials", ctypes.c_int32),
+        ("shared_symbols", ctypes.c_void_p),
+        ("nshared_symbols", ctypes.c_int32),
+        ("param_symbols", ctypes.c_void_p),
+        ("nparam_symbols", ctypes.c_int32),
+        ("local_bytes", ctypes.c_int32),
+    )
 
 
 class _Options(ctypes.Structure):
-    _fields_ = [
-        ("schedule", ctypes.c_int32), ("sanitize", ctypes.c_int32), ("seed", ctypes.c_uint64), ("threads", ctypes.c_int32),
-        ("implicit_waits", ctypes.c_int32), ("time_limit", ctypes.c_double),
-    ]  # fmt: skip
+    _fields_ = (
+        ("schedule", ctypes.c_int32),
+        ("sanitize", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("threads", ctypes.c_int32),
+        ("implicit_waits", ctypes.c_int32),
+        ("time_limit", ctypes.c_double),
+    )
 
 
 class _Launch(ctypes.Structure):
-    _fields_ = [
-        ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32 * 3), ("cluster", ctypes.c_int32 * 3), ("shared_bytes", ctypes.c_int32), ("dynamic_bytes", ctypes.c_int32),
-        ("params", ctypes.c_void_p), ("ranges", ctypes.c_void_p), ("nranges", ctypes.c_int32), ("sm_version", ctypes.c_int32),
-    ]  # fmt: skip
+    _fields_ = (
+        ("grid", ctypes.c_int32 * 3),
+        ("block", ctypes.c_int32 * 3),
+        ("cluster", ctypes.c_int32 * 3),
+        ("shared_bytes", ctypes.c_int32),
+        ("dynamic_bytes", ctypes.c_int32),
+        ("params", ctypes.c_void_p),
+        ("ranges", ctypes.c_void_p),
+        ("nranges", ctypes.c_int32),
+        ("sm_version", ctypes.c_int32),
+    )
 
 
 class _Finding(ctypes.Structure):
-    _fields_ = [
+    _fields_ = (
         ("kind", ctypes.c_char_p),
         ("message", ctypes.c_char_p),
         ("who", ctypes.c_char_p),
         ("line", ctypes.c_int),
         ("fatal", ctypes.c_int),
-    ]
+    )
 
 
 class _Result(ctypes.Structure):
-    _fields_ = [
-        ("findings", ctypes.POINTER(_Finding)), ("nfindings", ctypes.c_int),
-        ("printed", ctypes.POINTER(ctypes.c_char_p)), ("nprinted", ctypes.c_int), ("instructions", ctypes.c_uint64),
-    ]  # fmt: skip
+    _fields_ = (
+        ("findings", ctypes.POINTER(_Finding)),
+        ("nfindings", ctypes.c_int),
+        ("printed", ctypes.POINTER(ctypes.c_char_p)),
+        ("nprinted", ctypes.c_int),
+        ("instructions", ctypes.c_uint64),
+    )
 
 
 @dataclass(frozen=True)
@@ -129,12 +153,22 @@ def merge_ranges(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.array(merged, np.uint64).reshape(-1, 2)
 
 
-def run(program: Program, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int], dynamic_bytes: int, params: bytes,
-        ranges: Sequence[tuple[int, int]], options: Options, sm_version: int = 100) -> Outcome:  # fmt: skip
+def run(
+    program: Program,
+    grid: Sequence[int],
+    block: Sequence[int],
+    cluster: Sequence[int],
+    dynamic_bytes: int,
+    params: bytes,
+    ranges: Sequence[tuple[int, int]],
+    options: Options,
+    sm_version: int = 100,
+) -> Outcome:
     """Executes a grid.
 
-    `params` are the kernel's parameters laid out as its PTX declares them; `ranges` the global memory [begin, end) that the launch
-    may touch. Raises nothing for what a kernel does wrong: the events say it (a fatal one ended the launch early).
+    `params` are the kernel's parameters laid out as its PTX declares them; `ranges` the global memory [begin, end) that
+    the launch may touch. Raises nothing for what a kernel does wrong: the events say it (a fatal one ended the launch
+    early).
     """
     lib = library()
     buffer = np.zeros(len(params) + 128, np.uint8)  # 128: tensor maps are 64-byte aligned parameters
@@ -143,30 +177,39 @@ def run(program: Program, grid: Sequence[int], block: Sequence[int], cluster: Se
     base = _address(buffer) + start
     known = merge_ranges([*ranges, *program.global_ranges, (base, base + max(len(params), 1))])
     c_program = _Program(
-        _address(program.records), len(program.records), _address(program.pool), len(program.initial), program.npredicates,
-        _address(program.initial), _address(program.constant), _address(program.specials), len(program.specials) // 2,
-        _address(program.shared_symbols), len(program.shared_symbols), _address(program.param_symbols),
-        len(program.param_symbols) // 2, program.local_bytes,
-    )  # fmt: skip
-    triple = ctypes.c_int32 * 3
+        records=_address(program.records),
+        nrecords=len(program.records),
+        pool=_address(program.pool),
+        nslots=len(program.initial),
+        npredicates=program.npredicates,
+        initial=_address(program.initial),
+        constant=_address(program.constant),
+        specials=_address(program.specials),
+        nspecials=len(program.specials) // 2,
+        shared_symbols=_address(program.shared_symbols),
+        nshared_symbols=len(program.shared_symbols),
+        param_symbols=_address(program.param_symbols),
+        nparam_symbols=len(program.param_symbols) // 2,
+        local_bytes=program.local_bytes,
+    )
     c_launch = _Launch(
-        triple(*grid),
-        triple(*block),
-        triple(*cluster),
-        program.shared_bytes(dynamic_bytes),
-        dynamic_bytes,
-        base,
-        _address(known),
-        len(known),
-        sm_version,
+        grid=tuple(grid),
+        block=tuple(block),
+        cluster=tuple(cluster),
+        shared_bytes=program.shared_bytes(dynamic_bytes),
+        dynamic_bytes=dynamic_bytes,
+        params=base,
+        ranges=_address(known),
+        nranges=len(known),
+        sm_version=sm_version,
     )
     c_options = _Options(
-        SCHEDULES[options.schedule],
-        int(options.sanitize),
-        options.seed,
-        options.threads,
-        int(options.implicit_waits),
-        options.time_limit,
+        schedule=SCHEDULES[options.schedule],
+        sanitize=options.sanitize,
+        seed=options.seed,
+        threads=options.threads,
+        implicit_waits=options.implicit_waits,
+        time_limit=options.time_limit,
     )
     counts = np.zeros(len(program.records), np.uint64)
     result = _Result()
@@ -184,7 +227,7 @@ def run(program: Program, grid: Sequence[int], block: Sequence[int], cluster: Se
 
 
 def written(address: int, nbytes: int) -> np.ndarray:
-    """Which bytes of a tensor the last sanitized run on this thread wrote: one flag per two bytes, from an even address."""
+    """Which bytes of a tensor the last sanitized run on this thread wrote: one flag per two, from an even address."""
     flags = np.zeros(nbytes // 2 + 1, np.uint8)
     library().emu_written(ctypes.c_uint64(address), ctypes.c_uint64(nbytes), ctypes.c_void_p(_address(flags)))
     return flags

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ..device import KNOWN_ARCHS
 from ..errors import ShapeError
 from .build import EmulatorError, shared_library
+from .report import short_name
 
 Dim3 = tuple[int, int, int]
 
@@ -117,7 +118,9 @@ class KernelLaunch:
     def parameter(self, index: int, size: int) -> bytes:
         """The first `size` bytes of a kernel parameter; how many there are stands in the PTX."""
         if self._parameters is None:
-            raise EmulatorError(f"The parameters of {self.kernel_name} are gone: they live as long as its launch.")
+            raise EmulatorError(
+                f"The parameters of {short_name(self.kernel_name)} are gone: they live as long as its launch."
+            )
         return ctypes.string_at(self._parameters[index], size)
 
 
@@ -217,7 +220,7 @@ class FakeRuntime:
         image, name = self._kernels[kernel - 1]
         if not runs_on(image.arch, client.device.arch):
             raise EmulatorError(
-                f"Kernel {name} was compiled for {image.arch}, not for the emulated {client.device.arch}."
+                f"Kernel {short_name(name)} was compiled for {image.arch}, not for the emulated {client.device.arch}."
             )
         config = config_pointer.contents
         attributes = _launch_attributes(config)
@@ -284,8 +287,8 @@ def _check_geometry(launch: KernelLaunch, device: EmulatedDevice) -> None:
         problem = f"a CTA has at most {device.shared_bytes} bytes of shared memory on {device.arch}"
     if problem:
         raise EmulatorError(
-            f"Kernel {launch.kernel_name} cannot be launched with grid {launch.grid}, block {launch.block}, cluster "
-            f"{launch.cluster} and {launch.shared_bytes} bytes of shared memory: {problem}."
+            f"Kernel {short_name(launch.kernel_name)} cannot be launched with grid {launch.grid}, block {launch.block},"
+            f" cluster {launch.cluster} and {launch.shared_bytes} bytes of shared memory: {problem}."
         )
 
 

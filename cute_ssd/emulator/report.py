@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,13 +17,31 @@ if TYPE_CHECKING:
 
 Dim3 = tuple[int, int, int]
 
+SHOWN_FINDINGS = 20
+LONGEST_NAME = 64
+_MANGLED = re.compile(
+    r"(?:.*?kernel_cutlass_)?(?P<name>.+?)_+(?:tensorptr|Array|TensorMap|TiledMMA|CopyAtom|object_at)"
+)
+
+
+def short_name(kernel: str) -> str:
+    """For messages: CuTe DSL appends the types of all arguments to a kernel's name, up to two hundred characters of
+    them. In their place stand four digits of a hash, so that two kernels of one function remain two."""
+    if len(kernel) <= LONGEST_NAME:
+        return kernel
+    match = _MANGLED.match(kernel)
+    name, separator, owner = (match["name"] if match else kernel).partition("___main__")
+    readable = f"{owner}.{name}" if separator else name
+    return f"{readable[:LONGEST_NAME]}#{hashlib.sha256(kernel.encode()).hexdigest()[:4]}"
+
 
 @dataclass(frozen=True)
 class Finding:
     """Something a kernel did that is wrong, although it may have gone well this time.
 
-    `kind` is a short name (race, missing proxy fence, uninitialised, out of bounds, deadlock, over-arrival, ...); `who` the warp,
-    `ptx_line` and `ptx` the instruction, `source` the Python line it came from ("" where the compiler names none).
+    `kind` is a short name (race, missing proxy fence, uninitialised, out of bounds, deadlock, over-arrival, ...); `who`
+    the warp, `ptx_line` and `ptx` the instruction, `source` the Python line it came from ("" where the compiler names
+    none).
     """
 
     kind: str
@@ -35,20 +55,27 @@ class Finding:
     def __str__(self) -> str:
         place = f" at {self.source}" if self.source else ""
         line = f" (PTX line {self.ptx_line}: {self.ptx})" if self.ptx_line else ""
-        return f"{self.kind}: {self.who or 'a warp'} of {self.kernel}{place}: {self.message}{line}"
+        return f"{self.kind}: {self.who or 'a warp'} of {short_name(self.kernel)}{place}: {self.message}{line}"
+
+
+def _first(findings: Sequence[Finding]) -> list[str]:
+    """Their sentences; of many findings the first, and how many more there are."""
+    shown = [str(finding) for finding in findings[:SHOWN_FINDINGS]]
+    return shown if len(findings) <= SHOWN_FINDINGS else [*shown, f"and {len(findings) - SHOWN_FINDINGS} more findings"]
 
 
 class KernelError(EmulatorError):
     """A launch did something wrong; `findings` say what, the first is the one that ended it if one did."""
 
     def __init__(self, findings: list[Finding]) -> None:
-        super().__init__("\n".join(map(str, findings)))
+        super().__init__("\n".join(_first(findings)))
         self.findings = findings
 
 
 @dataclass
 class LaunchReport:
-    """One launch. `instructions` counts executed warp instructions by class; `shared_bytes` is static plus dynamic memory."""
+    """One launch. `instructions` counts executed warp instructions by class; `shared_bytes` is static plus dynamic
+    memory."""
 
     kernel: str
     grid: Dim3
@@ -69,8 +96,9 @@ class LaunchReport:
     def __str__(self) -> str:
         size = " x ".join(map(str, self.grid))
         return (
-            f"{self.kernel[:60]}: grid {size}, block {self.block}, cluster {self.cluster}, {self.shared_bytes} bytes shared, "
-            f"{self.warp_instructions} warp instructions, {self.seconds * 1e3:.1f} ms, {len(self.findings)} findings"
+            f"{short_name(self.kernel)}: grid {size}, block {self.block}, cluster {self.cluster}, {self.shared_bytes} "
+            f"bytes shared, {self.warp_instructions} warp instructions, {self.seconds * 1e3:.1f} ms, "
+            f"{len(self.findings)} findings"
         )
 
 
@@ -88,7 +116,7 @@ class Report:
         return [finding for launch in self.launches for finding in launch.findings]
 
     def unwritten(self, tensor: torch.Tensor) -> int:
-        """How many elements of `tensor` no launch has written (needs `sanitize=True`; elements of one byte count in pairs)."""
+        """How many elements of `tensor` no launch has written (needs `sanitize=True`; bytes count in pairs)."""
         storage = tensor.untyped_storage()
         begin = storage.data_ptr()
         flags = np.zeros(storage.nbytes() // 2 + 1, np.uint8)
@@ -110,5 +138,9 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(
-            [f"emulated {self.arch}: {len(self.launches)} launches", *map(str, self.launches), *map(str, self.findings)]
+            [
+                f"emulated {self.arch}: {len(self.launches)} launches, {len(self.findings)} findings",
+                *map(str, self.launches),
+                *_first(self.findings),
+            ]
         )

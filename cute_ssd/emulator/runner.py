@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from . import engine
-from .decode import CLASSES, Program, decode
+from .decode import CLASSES, decode
 from .launch import KernelLaunch
+from .program import Program
 from .ptx import parse_kernel
 from .report import Finding, KernelError, LaunchReport, Report
 

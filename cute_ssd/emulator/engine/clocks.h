@@ -16,9 +16,7 @@ struct WarpClock {
     Clock all = 0, some = 0;
     u32 lanes = 0;
 
-    bool knows(Clock when, int lane) const {                   // lane 32: several lanes
-        return when <= all || (when <= some && (lane < LANES ? lanes >> lane & 1 : lanes == ALL_LANES));
-    }
+    bool knows(Clock when, u32 of_lanes) const { return when <= all || (when <= some && (of_lanes & ~lanes) == 0); }
     void merge(const WarpClock& o) {
         all = std::max(all, o.all);
         const u32 theirs = o.some > all ? o.lanes : 0, ours = some > all ? lanes : 0;

@@ -32,6 +32,7 @@ GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, bool w
         const auto it = who.known.find(cluster - 1);
         return it == who.known.end() || it->second < (other & 255);
     };
+    u64 last = ~0ull, last_next = 0;                           // neighbours agree
     for (u64 at = address / GRANULE, end = (address + n + GRANULE - 1) / GRANULE; at < end;) {
         const u64 number = at * GRANULE / PAGE;
         Page& p = page(number);
@@ -39,6 +40,10 @@ GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, bool w
         for (; at < stop; ++at) {
             auto& cell = p.cells[at % (PAGE / GRANULE)];
             const u64 old = cell.load(std::memory_order_relaxed);
+            if (old == last) {
+                if (last_next != old) cell.store(last_next, std::memory_order_relaxed);
+                continue;
+            }
             const u32 writer = (u32)(old >> 32), reader = (u32)old;
             if (writer != mine && unordered(writer)) conflict = {true, (writer >> 8) - 1, true};
             if (write && reader != mine && unordered(reader)) conflict = {true, (reader >> 8) - 1, false};
@@ -47,6 +52,8 @@ GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, bool w
             else if (!reader || reader == mine || reader >> 8 == who.cluster + 1) next = (old & ~0xffffffffull) | mine;
             else next = (old & ~0xffffffffull) | MANY << 8;
             if (next != old) cell.store(next, std::memory_order_relaxed);
+            last = old;
+            last_next = next;
         }
     }
     return conflict;

@@ -10,7 +10,7 @@ namespace emu {
 
 namespace {
 
-constexpr u32 SEVERAL = LANES;                                 // "lane" of an access that several lanes made
+constexpr u32 SEVERAL = LANES;                                 // "lane" of an access that several lanes made: those of the event
 constexpr u32 SET = 0x80000000u;                               // a read mark that names several readers
 
 // One (warp, record) at one time of its clock: all its executions until the warp's next synchronisation look the same.
@@ -22,12 +22,15 @@ struct Event {
     bool async_proxy, atomic;
     const char* what;
     bool reads_only = false;
+    u32 lanes = 0;                                             // that took part so far
 };
 
 // Marks are event << 6 | lane; 0 is nobody. `defined` and the masks have one bit per byte of the word.
 struct Cell {
     u32 write = 0, read = 0;
-    u8 write_bytes = 0, read_bytes = 0, defined = 0;
+    u8 write_bytes = 0, read_bytes = 0, defined = 0, unused = 0;
+
+    bool operator==(const Cell&) const = default;
 };
 
 struct WarpState {
@@ -68,7 +71,7 @@ class HappensBefore final : public Sanitizer {
         events.assign(1, {});
         syncs.assign(1, {});
         sets.assign(1, {});
-        transitions.clear();
+        transitions.assign(TRANSITIONS, {});
         engine_clock.clear();
         engine_names.clear();
         engine_of.clear();
@@ -85,7 +88,8 @@ class HappensBefore final : public Sanitizer {
     // ---- accesses ----------------------------------------------------------------------------------------------------
 
     void shared(Warp& w, const Record& r, int lane, u32 address, u32 n, Access access) override {
-        const u32 mark = warp_event(w, r, access) << 6 | lane;
+        const u32 event = warp_event(w, r, access), mark = event << 6 | lane;
+        events[event].lanes |= 1u << lane;
         actor = {&w, &r, lane, false, 0};
         touch_shared(address, n, access, mark);
     }
@@ -132,6 +136,16 @@ class HappensBefore final : public Sanitizer {
     void allocate_tmem(Cta& cta, int column, int n) override {
         for (int g = 0; g < TMEM_LANES / 16; ++g)
             for (int c = column; c < column + n; ++c) tmem_cells[cta.rank][g * TMEM_COLUMNS + c].defined = 0;
+    }
+
+    void free_tmem(Warp& w, const Record& r, Cta& cta, int column, int n) override {
+        actor = {&w, &r, 0, true, 0, true, true};
+        const u32 mark = new_event({gid(w), r.line, 0, state(w).clock, true, false, "tcgen05.dealloc"}) << 6 | SEVERAL;
+        for (int g = 0; g < TMEM_LANES / 16; ++g) {
+            Cell* cells = &tmem_cells[cta.rank][g * TMEM_COLUMNS + column];
+            touch(cells, n, 15, 15, Access::write, mark, "tensor memory", [&](int i) { return format("column %d, lanes %d..%d", column + i, g * 16, g * 16 + 15); });
+            std::fill_n(cells, n, Cell());
+        }
     }
 
     // ---- ordering ----------------------------------------------------------------------------------------------------
@@ -259,7 +273,7 @@ class HappensBefore final : public Sanitizer {
     }
 
   private:
-    struct Actor { Warp* warp; const Record* record; int lane; bool async_proxy; u32 engine; bool whole_warp = false; };
+    struct Actor { Warp* warp; const Record* record; int lane; bool async_proxy; u32 engine; bool whole_warp = false, frees = false; };
 
     int gid(const Warp& w) const { return first_warp[w.cta->rank] + w.id; }
     WarpState& state(const Warp& w) { return warps[gid(w)]; }
@@ -298,14 +312,14 @@ class HappensBefore final : public Sanitizer {
 
     // A very long kernel forgets its past rather than running out of marks: a race across that moment is not seen.
     u32 new_event(const Event& event) {
-        if (events.size() >= 1u << 24) {
+        if (events.size() >= 1u << 24 || sets.size() >= 1u << 22) {
             for (auto* spaces : {&shared_cells, &tmem_cells})
                 for (auto& cells : *spaces) for (Cell& c : cells) c.write = c.read = 0;
             for (WarpState& s : warps) s.last_record = -1;
             for (Sync& s : syncs) s.init_mark = 0;
             events.erase(events.begin() + 1, events.end());
             sets.erase(sets.begin() + 1, sets.end());
-            transitions.clear();
+            transitions.assign(TRANSITIONS, {});
         }
         events.push_back(event);
         return (u32)events.size() - 1;
@@ -375,7 +389,7 @@ class HappensBefore final : public Sanitizer {
     // Whether the access behind a mark happened before what the actor does now.
     bool ordered(u32 mark) {
         const Event& e = events[mark >> 6];
-        const int lane = mark & 63;
+        const u32 lanes = (mark & 63) == SEVERAL ? e.lanes : 1u << (mark & 63);
         const WarpState& s = state(*actor.warp);
         const Knowledge& known = view_of(*actor.warp, actor.lane);
         // A read is over when its warp goes on: nobody fences before the slot of a ring that it has read is written again.
@@ -385,11 +399,11 @@ class HappensBefore final : public Sanitizer {
             return (must_be_fenced ? known.fenced : known.plain).engine(e.engine - 1) >= e.clock;
         }
         if (e.warp == gid(*actor.warp)) {
-            const bool program_order = lane == actor.lane || e.clock <= s.synced || actor.whole_warp || known.plain.warps[e.warp].knows(e.clock, lane);
-            return program_order && (!must_be_fenced || known.fenced.warps[e.warp].knows(e.clock, lane));
+            const bool program_order = lanes == 1u << actor.lane || e.clock <= s.synced || actor.whole_warp || known.plain.warps[e.warp].knows(e.clock, lanes);
+            return program_order && (!must_be_fenced || known.fenced.warps[e.warp].knows(e.clock, lanes));
         }
         const View& view = must_be_fenced ? known.fenced : known.plain;
-        return view.warps[e.warp].knows(e.clock, lane);
+        return view.warps[e.warp].knows(e.clock, lanes);
     }
 
     bool engine_in_order(u32 engine) const { return engine_names[engine].rfind("the tensor core", 0) == 0; }
@@ -413,7 +427,7 @@ class HappensBefore final : public Sanitizer {
             actor.async_proxy = true;
         }
         const std::string where = format("%s (%s)", space, place(at).c_str());
-        const char* verb = access == Access::read ? "reads" : access == Access::write ? "writes" : "updates";
+        const char* verb = actor.frees ? "frees" : access == Access::read ? "reads" : access == Access::write ? "writes" : "updates";
         if (only_fence)
             cluster.find("missing proxy fence", actor.warp, now.line,
                          format("%s %s %s without a fence.proxy.async after %s", now.what, verb, where.c_str(), describe(prior).c_str()));
@@ -436,23 +450,32 @@ class HappensBefore final : public Sanitizer {
         current_mark = mark;
         const bool reads = access != Access::write, writes = access != Access::read;
         const bool atomic = events[mark >> 6].atomic;
-        u32 good_write = 0, good_read = 0, old_read = 0, new_read = 0;                // the last ones found in order: neighbours agree
+        // What was found in order lately, by this instruction: neighbouring words and lanes agree.
+        if (good_event != mark >> 6 || state(*actor.warp).some_lanes) good_event = mark >> 6, good_write = good_read = 0;
+        u32 old_read = 0, new_read = 0;
+        Cell before{}, after{};
+        bool repeats = false;                                  // before and after are set
         for (int i = 0; i < n; ++i) {
             Cell& c = cells[i];
             const u8 bytes = (i == 0 ? head : 15) & (i == n - 1 ? tail : 15);
+            if (repeats && bytes == 15 && c == before) {
+                c = after;
+                continue;
+            }
+            if (bytes == 15) before = c;
             if (reads && (c.defined & bytes) != bytes) {
                 cluster.find("uninitialised", actor.warp, events[mark >> 6].line,
                              format("%s reads %s (%s) that nothing has written", events[mark >> 6].what, space, place(i).c_str()));
                 c.defined |= bytes;
             }
             if (c.write && c.write != mark && c.write != good_write && (c.write_bytes & bytes) && !(atomic && events[c.write >> 6].atomic)) {
-                if (ordered(c.write)) good_write = c.write;
+                if (ordered(c.write)) good_write = for_all_lanes(c.write);
                 else conflict(c.write, access, space, place, i);
             }
             if (writes) {
                 if (c.read && c.read != good_read && (c.read_bytes & bytes)) {
                     u32 bad = unordered_reader(c.read, mark);
-                    if (!bad) good_read = c.read;
+                    if (!bad) good_read = c.read & SET ? 0 : for_all_lanes(c.read);
                     else conflict(bad, access, space, place, i);
                 }
                 const bool partial = bytes != 15 && c.write && c.write >> 6 == mark >> 6;
@@ -468,8 +491,12 @@ class HappensBefore final : public Sanitizer {
                 c.read_bytes = c.read ? c.read_bytes | bytes : bytes;
                 c.read = new_read;
             }
+            if (bytes == 15) after = c, repeats = true;
         }
     }
+
+    // A mark whose order does not depend on the lane that asks: not one of the warp's own.
+    u32 for_all_lanes(u32 mark) { return events[mark >> 6].warp == gid(*actor.warp) ? 0 : mark; }
 
     u32 unordered_reader(u32 read, u32 mark) {
         if (!(read & SET)) return read == mark || ordered(read) ? 0 : read;
@@ -485,17 +512,22 @@ class HappensBefore final : public Sanitizer {
             if (same_owner(read, mark)) return (mark & 63) == (read & 63) ? mark : (mark & ~63u) | SEVERAL;
             if (ordered(read)) return mark;
         }
-        const u64 key = (u64)read << 32 | mark;
-        auto [it, fresh] = transitions.emplace(key, 0);
-        if (!fresh) return it->second;
+        // Sets name readers without the lane: neighbouring words, read by other lanes, then share them.
+        const u32 reader = several(mark), before = read & SET ? read : several(read);
+        const u64 key = (u64)before << 32 | reader;
+        auto& [known_key, set] = transitions[(before * 0x9e3779b1u ^ reader * 0x85ebca6bu) >> 7 & (TRANSITIONS - 1)];
+        if (known_key == key) return set;
         std::vector<u32> members;
         if (read & SET) {
-            for (u32 r : sets[read & ~SET]) if (r >> 6 != mark >> 6 && !same_owner(r, mark)) members.push_back(r);
-            members.push_back((mark & ~63u) | SEVERAL);
-        } else members = {read, mark};
+            for (u32 r : sets[read & ~SET]) if (!same_owner(r, mark)) members.push_back(r);
+        } else members = {before};
+        members.push_back(reader);
         sets.push_back(std::move(members));
-        return it->second = SET | (u32)(sets.size() - 1);
+        known_key = key;
+        return set = SET | (u32)(sets.size() - 1);
     }
+
+    static u32 several(u32 mark) { return (mark & ~63u) | SEVERAL; }
 
     bool same_owner(u32 x, u32 y) const {
         const Event &a = events[x >> 6], &b = events[y >> 6];
@@ -516,7 +548,8 @@ class HappensBefore final : public Sanitizer {
     std::vector<Event> events;
     std::vector<Sync> syncs;
     std::vector<std::vector<u32>> sets;
-    std::unordered_map<u64, u32> transitions;
+    static constexpr size_t TRANSITIONS = 1024;
+    std::vector<std::pair<u64, u32>> transitions;              // direct mapped: (set, reader) -> set
     std::vector<Clock> engine_clock;
     std::vector<std::string> engine_names;
     std::unordered_map<u64, u32> engine_of;
@@ -526,6 +559,7 @@ class HappensBefore final : public Sanitizer {
     GlobalShadow::Who who;
     Actor actor{};
     u32 async_event = 0, current_mark = 0;
+    u32 good_event = 0, good_write = 0, good_read = 0;         // see touch
 };
 
 Sanitizer* make_sanitizer(Cluster& cluster) { return new HappensBefore(cluster); }

@@ -34,6 +34,7 @@ struct Sanitizer {
     // tensor memory of `cta`: columns [column, column + n) of the lanes [lane, lane + lanes)
     virtual void async_tmem(Cta&, int lane, int lanes, int column, int n, Access) = 0;
     virtual void allocate_tmem(Cta&, int column, int n) = 0;     // contents become undefined
+    virtual void free_tmem(Warp&, const Record&, Cta&, int column, int n) = 0;        // all use of it must be ordered before
 
     // ---- ordering ---------------------------------------------------------------------------------------------------
     virtual void release(Warp&, u32 lanes, u32& sync) = 0;       // into a barrier object; `sync` is a handle, 0: none yet

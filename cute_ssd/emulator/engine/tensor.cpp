@@ -103,6 +103,7 @@ HANDLER(dealloc, "tcgen05.dealloc") {                                    // a: a
     if (found == allocations.end())
         fault("tensor memory", w, r.line, format("tcgen05.dealloc of %u columns at 0x%x matches no allocation", n, address));
     check_group(w, r, *found, r.e);
+    IF_CHECKED(w, free_tmem(w, r, *w.cta, (int)address, (int)n));
     allocations.erase(found);
     ++w.cta->cluster->events;
     return Flow::next;

@@ -6,7 +6,7 @@ An opcode's integer and float forms share only the opcode: the integer ones are 
 from __future__ import annotations
 
 from ..decode import Decoder, Modifiers, instruction
-from ..ptx import Immediate, Instruction, Operand
+from ..syntax import Immediate, Instruction, Operand
 from . import floating
 from .operands import INTEGERS, hidden_predicate, result, size_of, source
 

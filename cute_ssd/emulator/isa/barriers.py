@@ -5,7 +5,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from ..decode import Decoder, Modifiers, Place, instruction
-from ..ptx import Address, Instruction, Operand, Sink, Symbol
+from ..syntax import Address, Instruction, Operand, Sink, Symbol
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 

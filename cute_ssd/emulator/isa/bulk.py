@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..decode import SIZES, Decoder, Modifiers, Place, instruction
-from ..ptx import Immediate, Instruction, Operand, TensorAddress
+from ..syntax import Immediate, Instruction, Operand, TensorAddress
 from .barriers import shared_place
 
 OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")  # as in engine/reduction.h

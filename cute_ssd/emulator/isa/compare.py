@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..decode import Decoder, Modifiers, instruction
-from ..ptx import Immediate, Instruction, Operand
+from ..syntax import Immediate, Instruction, Operand
 from .operands import HALVES, INTEGERS, hidden_predicate, result, size_of, source
 
 BOOLEAN = {"and": 1, "or": 2, "xor": 3}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-
 from ..decode import Decoder, Modifiers, instruction
-from ..ptx import Address, Instruction, Symbol
+from ..syntax import Address, Instruction, Symbol
 
 
 @instruction("bra", count_as="branch")
@@ -46,7 +45,7 @@ def nothing(d: Decoder, i: Instruction, m: Modifiers) -> None:
 
 @instruction("call", count_as="call")
 def call(d: Decoder, i: Instruction, m: Modifiers) -> None:
-    """vprintf(format, arguments): the only function that CuTe DSL calls; st.param put both pointers into call parameters."""
+    """vprintf(format, arguments), the only function that CuTe DSL calls; st.param put both pointers into parameters."""
     m.drop("uni")
     function = i.operands[1]
     if not isinstance(function, Symbol) or function.name != "vprintf":

@@ -6,7 +6,7 @@ Classes: "move" is a real instruction on the device; "pack" is not, registers of
 from __future__ import annotations
 
 from ..decode import SIZES, Decoder, Modifiers, instruction
-from ..ptx import Immediate, Instruction, Operand, Sink, Special, Vector
+from ..syntax import Immediate, Instruction, Operand, Sink, Special, Vector
 from .operands import INTEGERS, ROUNDINGS, result, source
 
 CLOCKS = {"%clock": 0, "%clock_lo": 0, "%clock_hi": 1, "%clock64": 2}

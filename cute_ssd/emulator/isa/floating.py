@@ -7,7 +7,7 @@ saturation from the record (i0: rounding, bit 3 .ftz, bit 4 .sat) and changes th
 from __future__ import annotations
 
 from ..decode import SIZES, Decoder, Modifiers, instruction
-from ..ptx import Instruction
+from ..syntax import Instruction
 from .operands import HALVES, ROUNDINGS, result, size_of, source
 
 CLASS = {"f32": "float", "f32x2": "float x2", "f64": "double", **dict.fromkeys(HALVES, "half")}

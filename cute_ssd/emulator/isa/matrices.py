@@ -7,7 +7,7 @@ for sm_100a uses them, tcgen05 has taken their place.
 from __future__ import annotations
 
 from ..decode import Decoder, Modifiers, instruction
-from ..ptx import Instruction
+from ..syntax import Instruction
 
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 

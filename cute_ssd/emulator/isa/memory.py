@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..decode import SIZES, Decoder, Modifiers, Place, instruction
-from ..ptx import Address, Immediate, Instruction, Operand, Predicate, Register, Sink, Symbol
+from ..syntax import Address, Immediate, Instruction, Operand, Predicate, Register, Sink, Symbol
 
 SPACES = {
     "shared": "shared", "shared::cta": "shared", "shared::cluster": "cluster", "global": "global", "local": "local",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from ..decode import SIZES, Decoder
-from ..ptx import Immediate, Operand
+from ..syntax import Immediate, Operand
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
 HALVES = ("f16", "bf16", "f16x2", "bf16x2")

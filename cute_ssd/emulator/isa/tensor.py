@@ -7,7 +7,7 @@ refused: none of them has a place in a scan.
 from __future__ import annotations
 
 from ..decode import Decoder, Modifiers, instruction
-from ..ptx import Address, Immediate, Instruction, Vector
+from ..syntax import Address, Immediate, Instruction, Vector
 
 # Registers per repetition and the most repetitions of the shapes of ld and st.
 SHAPES = {"32x32b": (1, 128), "16x64b": (1, 128), "16x128b": (2, 64), "16x256b": (4, 32), "16x32bx2": (1, 128)}

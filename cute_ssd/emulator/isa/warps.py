@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..decode import Decoder, Modifiers, instruction
-from ..ptx import Immediate, Instruction, Operand
+from ..syntax import Immediate, Instruction, Operand
 
 
 def members(d: Decoder, operand: Operand) -> int:

@@ -1,0 +1,191 @@
+"""Sizes, layouts and the configuration of the kernels: shared by plan, launch and kernels; imports no cutlass."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
+
+WARP = 32
+MAX_SIZE = 256  # of headdim and dstate
+VECTOR_BYTES = 16
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+STATE_REGISTERS = 128  # fp32 state elements that one thread may hold and still leave room for two warps a scheduler
+STEP_REGISTERS = 64  # for one token: as many bytes in flight, in smaller pieces
+MAX_WARPS = 5  # a headdim of 80 is five warps of 16 rows
+TILE_TOKENS = 16
+TILE_BYTES = 40 << 10  # of shared memory for each CTA: five CTAs on a multiprocessor of 228 KB, two on one of 100 KB
+
+
+def has_f32x2(arch: str) -> bool:
+    """Whether fp32 arithmetic on pairs is one instruction. sm_120 has it in PTX, but executes two and moves besides."""
+    return 100 <= int(arch.removeprefix("sm_").rstrip("af")) < 120
+
+
+class Layout(NamedTuple):
+    """Who holds what. See README.md, "Threads".
+
+    `lanes` lanes of a warp share `rows` rows of headdim: each holds `chunks` chunks of `vector` neighbouring elements
+    of dstate in each of the rows. A warp has 32 / lanes such groups, a CTA `warps` warps, all of one head.
+    """
+
+    lanes: int
+    rows: int
+    vector: int
+    chunks: int
+    warps: int
+
+    @property
+    def warp_rows(self) -> int:
+        return WARP // self.lanes * self.rows
+
+    @property
+    def block_rows(self) -> int:
+        return self.warps * self.warp_rows
+
+    @property
+    def columns(self) -> int:
+        """dstate, padded to what the lanes hold."""
+        return self.lanes * self.chunks * self.vector
+
+    @property
+    def thread_elements(self) -> int:
+        return self.rows * self.chunks * self.vector
+
+    @property
+    def owned(self) -> int:
+        """Rows whose sums a lane ends up with."""
+        return max(self.rows // self.lanes, 1)
+
+    @property
+    def copies(self) -> int:
+        """Lanes that end up with the sums of the same row. Each writes them to a place of its own: no branch."""
+        return max(self.lanes // self.rows, 1)
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Configuration of the recurrence kernel, and so the key of its compiled form. dtypes are torch's names.
+
+    dt holds log decays where `A` is None. `offsets`, `slots` are the dtypes of query_start_loc and of the slot
+    indices; without offsets every row of the batch is a sequence, without slots sequence s has state s. `single`
+    is the decode step: one token per sequence, and zeros for a sequence whose slot is padding. `aligned` promises
+    that all rows of x, B, C, z, y and states start at multiples of 16 bytes and are whole vectors.
+    """
+
+    headdim: int
+    dstate: int
+    dtype: str
+    dt: str
+    A: str | None
+    dt_bias: str | None
+    softplus: bool
+    D: str | None
+    z: bool
+    initial: str | None
+    final: str | None
+    offsets: str | None
+    slots: str | None
+    flags: bool
+    single: bool
+    aligned: bool
+    f32x2: bool
+
+    def build(self) -> tuple[Any, list[Any]]:
+        """The kernel and tensors without data to compile it on. Imports the compiler."""
+        from .recurrence import RecurrenceKernel
+        from .views import fake_arguments
+
+        return RecurrenceKernel(self), fake_arguments(self)
+
+    @property
+    def width(self) -> int:
+        """Elements of x in one access."""
+        return VECTOR_BYTES // ITEMSIZE[self.dtype] if self.aligned else 1
+
+    @property
+    def state_vector(self) -> int:
+        """Elements of one access to the state; 128 bits of the wider one of the states that are read and written."""
+        sizes = [ITEMSIZE[dtype] for dtype in (self.initial, self.final) if dtype is not None]
+        return VECTOR_BYTES // max(sizes or [ITEMSIZE[self.dtype]]) if self.aligned else 1
+
+    @property
+    def layout(self) -> Layout:
+        return layout(self.headdim, self.dstate, self.state_vector, self.single)
+
+    @property
+    def blocks(self) -> int:
+        """CTAs for each head of a sequence."""
+        return -(-self.headdim // self.layout.block_rows)
+
+    @property
+    def whole_blocks(self) -> bool:
+        """Whether every row of every CTA is a row of headdim."""
+        return self.headdim % self.layout.block_rows == 0
+
+    @property
+    def stages(self) -> int:
+        return 1 if self.single else 2
+
+    @property
+    def tile(self) -> int:
+        """Tokens of a tile."""
+        if self.single:
+            return 1
+        tokens = TILE_TOKENS
+        while tokens > 4 and self._bytes(tokens) > TILE_BYTES:
+            tokens //= 2
+        return tokens
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._bytes(self.tile)
+
+    def _bytes(self, tokens: int) -> int:
+        rows, item = self.layout.block_rows, ITEMSIZE[self.dtype]
+        staged = tokens * (2 * self.layout.columns + (1 + self.z) * rows) * item
+        alignment = 8 * VECTOR_BYTES  # of as many tensors
+        return self.stages * (staged + tokens * 8) + tokens * rows * 4 * (1 + self.layout.copies) + rows * 4 + alignment
+
+    @staticmethod
+    def fits(headdim: int, dstate: int, dtype: str, states: tuple[str | None, ...]) -> bool:
+        """Whether rows of these sizes can be `aligned`."""
+        sizes = [ITEMSIZE[d] for d in states if d is not None]
+        return all(
+            size * item % VECTOR_BYTES == 0
+            for size, item in [(headdim, ITEMSIZE[dtype]), (dstate, ITEMSIZE[dtype])] + [(dstate, s) for s in sizes]
+        )
+
+
+@lru_cache(maxsize=1024)
+def layout(headdim: int, dstate: int, vector: int, single: bool) -> Layout:
+    """The layout with the fewest modelled instructions for a head, among equals the one with the fewest registers."""
+
+    def cost(found: Layout) -> tuple[float, int]:
+        warps = -(-headdim // found.warp_rows)
+        return warps * token_instructions(found), found.thread_elements
+
+    limit = STEP_REGISTERS if single else STATE_REGISTERS
+    candidates = []
+    for lanes, rows in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32)):
+        chunks = -(-dstate // (lanes * vector))
+        found = Layout(lanes, rows, vector, chunks, 1)
+        if found.thread_elements <= limit:
+            candidates.append(found)
+    best = min(candidates, key=cost)
+    warps = -(-headdim // best.warp_rows)
+    return best._replace(warps=-(-warps // -(-warps // MAX_WARPS)))
+
+
+def token_instructions(found: Layout) -> float:
+    """Modelled instructions of a warp for one token, with packed arithmetic and 16-bit inputs."""
+    arithmetic = 1.5 * found.thread_elements
+    inputs = 2 * found.chunks * (1 + found.vector) + found.rows / 4 * 2
+    sums, rows, lanes = 0.0, found.rows, found.lanes
+    while lanes > 1:
+        half = rows // 2
+        if rows > 1:
+            sums += half + max(half / 2, 1) + (0 if half >= 4 else 2 * half)
+        else:
+            sums += 2
+        rows, lanes = max(half, 1), lanes // 2
+    return arithmetic + inputs + sums + 6 * found.owned + 6

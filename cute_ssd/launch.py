@@ -1,0 +1,188 @@
+"""Around one launch of a kernel: which kernel the tensors need, and the views that it takes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .compile import compiled
+from .errors import UnsupportedError
+from .kernels.dims import MAX_SIZE, VECTOR_BYTES, Recurrence, has_f32x2
+
+_DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint32: "uint32",
+}
+
+
+class Operands(NamedTuple):
+    """The tensors of one launch. Without `offsets` each row of the batch is a sequence, with them the sequences are
+    packed in row 0 and `batch` is 1. Sequence s has state s, or state slots[s]. Strides are free, but for the last
+    dimension of x, B, C, z, y and the states."""
+
+    x: Tensor  # (batch, seqlen, nheads, headdim)
+    dt: Tensor  # (batch, seqlen, nheads); the log decay where A is None
+    A: Tensor | None  # (nheads,)
+    B: Tensor  # (batch, seqlen, ngroups, dstate)
+    C: Tensor
+    D: Tensor | None  # (nheads, headdim)
+    z: Tensor | None
+    dt_bias: Tensor | None  # (nheads,)
+    y: Tensor  # written; rows behind the last sequence stay as they are
+    offsets: Tensor | None = None  # (num_seqs + 1,)
+    initial: Tensor | None = None  # (states, nheads, headdim, dstate)
+    final: Tensor | None = None  # written; may be `initial`
+    slots: Tensor | None = None  # (num_seqs,)
+    flags: Tensor | None = None  # (num_seqs,) bool: whether the sequence starts from its state
+
+    @property
+    def num_seqs(self) -> int:
+        return self.x.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+
+
+ROWS = ("x", "B", "C", "z", "y", "initial", "final")  # read and written in whole vectors
+
+
+def recurrence(
+    operands: Operands,
+    arch: str,
+    *,
+    softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    pad_slot_id: int = -1,
+    single: bool = False,
+) -> None:
+    """Runs the recurrence kernel on the current stream. `single`: a decode step, one token for each sequence."""
+    if operands.num_seqs == 0:
+        return
+    kernel = recurrence_kernel(operands, arch, softplus=softplus, single=single)
+    views = (
+        _dense_last(tensor) if tensor is not None and name in ROWS else tensor
+        for name, tensor in zip(Operands._fields, operands, strict=True)
+    )
+    compiled(kernel, arch)(*views, *dt_limit, pad_slot_id)
+
+
+def recurrence_kernel(operands: Operands, arch: str, *, softplus: bool, single: bool) -> Recurrence:
+    """The kernel that these tensors need on `arch`; `UnsupportedError` with every reason why there is none."""
+    if reasons := obstacles(operands):
+        raise UnsupportedError(f"The recurrence kernel cannot run this call: {'; '.join(reasons)}.")
+    o = operands
+    rows = [tensor for name in ROWS if (tensor := getattr(o, name)) is not None]
+    fits = Recurrence.fits(o.x.shape[-1], o.B.shape[-1], _name(o.x), (_optional(o.initial), _optional(o.final)))
+    return Recurrence(
+        headdim=o.x.shape[-1],
+        dstate=o.B.shape[-1],
+        dtype=_name(o.x),
+        dt=_name(o.dt),
+        A=_optional(o.A),
+        dt_bias=_optional(o.dt_bias),
+        softplus=softplus,
+        D=_optional(o.D),
+        z=o.z is not None,
+        initial=_optional(o.initial),
+        final=_optional(o.final),
+        offsets=_optional(o.offsets),
+        slots=_optional(o.slots),
+        flags=o.flags is not None,
+        single=single,
+        aligned=fits and all(map(_is_aligned, rows)),
+        f32x2=has_f32x2(arch),
+    )
+
+
+def obstacles(operands: Operands) -> list[str]:
+    """Why the recurrence kernel cannot run on these tensors, whatever the architecture."""
+    found = []
+    for name, tensor in zip(Operands._fields, operands, strict=True):
+        if tensor is None or tensor.dtype == torch.bool:
+            continue
+        if tensor.dtype not in _DTYPES:
+            found.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, expected float32, bfloat16 or float16")
+        if name in ROWS and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            found.append(f"the last dimension of {name} has stride {tensor.stride(-1)}, expected 1")
+    for name, size in (("headdim", operands.x.shape[-1]), ("dstate", operands.B.shape[-1])):
+        if size > MAX_SIZE:
+            found.append(f"{name} is {size}, expected at most {MAX_SIZE}")
+    ctas = operands.num_seqs * operands.x.shape[2] * -(-operands.x.shape[-1] // 4)
+    if max(ctas, operands.x.shape[1]) >= 2**31:
+        found.append(f"{operands.num_seqs} sequences of up to {operands.x.shape[1]} tokens, expected fewer than 2^31")
+    return found
+
+
+def step_operands(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    state_batch_indices: Tensor | None,
+    out: Tensor,
+) -> Operands:
+    """Of `selective_state_update` (shapes as in `problem.state_update`), whose dt, A and dt_bias may be expanded;
+    `UnsupportedError` where they vary inside a head."""
+    slim = {"dt": (dt, 2), "A": (A, 1), "dt_bias": (dt_bias, 1)}
+    heads = {name: None if tensor is None else per_head(tensor, rank) for name, (tensor, rank) in slim.items()}
+    varying = [name for name, (tensor, _) in slim.items() if tensor is not None and heads[name] is None]
+    if varying:
+        raise UnsupportedError(
+            f"{' and '.join(varying)} must have one value for each head on a GPU: pass (…, nheads) tensors, or expand "
+            "them (stride 0) over headdim and dstate."
+        )
+    if D is not None and D.ndim == 1:
+        D = D[:, None].expand(-1, x.shape[-1])
+    steps = heads["dt"]
+    assert steps is not None
+    return Operands(
+        x=x[:, None],
+        dt=steps[:, None],
+        A=heads["A"],
+        B=B[:, None],
+        C=C[:, None],
+        D=D,
+        z=None if z is None else z[:, None],
+        dt_bias=heads["dt_bias"],
+        y=out[:, None],
+        initial=state,
+        final=state,
+        slots=state_batch_indices,
+    )
+
+
+def per_head(tensor: Tensor, rank: int) -> Tensor | None:
+    """The first `rank` dimensions of a tensor that is the same along the others, or None where it varies."""
+    while tensor.ndim > rank:
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 0:
+            return None
+        tensor = tensor[..., 0]
+    return tensor
+
+
+def _name(tensor: Tensor) -> str:
+    return _DTYPES[tensor.dtype]
+
+
+def _optional(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else _name(tensor)
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    """Whether every row starts at a multiple of 16 bytes."""
+    item = tensor.element_size()
+    pitches = (stride for stride, size in zip(tensor.stride()[:-1], tensor.shape, strict=False) if size > 1)
+    return tensor.data_ptr() % VECTOR_BYTES == 0 and not any(pitch * item % VECTOR_BYTES for pitch in pitches)
+
+
+def _dense_last(tensor: Tensor) -> Tensor:
+    """With a stride of 1 where the last dimension has one element, for which torch allows any."""
+    if tensor.stride(-1) == 1:
+        return tensor
+    return tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 1))
