@@ -1,5 +1,5 @@
-"""The command line: `python -m cute_ssd info | check | explain | emulate | bench`. Heavy imports wait for the command
-that needs them, so that `info` runs where torch or cutlass is broken."""
+"""The command line: `python -m cute_ssd info | check | explain | compile | emulate | bench`. Heavy imports wait for the
+command that needs them, so that `info` runs where torch or cutlass is broken."""
 
 import argparse
 import csv
@@ -61,6 +61,14 @@ def _parser() -> argparse.ArgumentParser:
         explain.add_argument(f"--{name}", type=int, default=size, help=f"default {size}{note}")
     explain.add_argument("--dtype", choices=DTYPES, default="bf16", help="of x, B and C (default bf16)")
     explain.add_argument("--arch", default="cpu", help="cpu (default) or a GPU architecture such as sm_100a")
+
+    compile_ = add("compile", _compile, "Compile the kernels of a model into the cache, without a GPU.")
+    compile_.add_argument("--model", required=True, help="a name such as nemotron-nano-9b-v2; a wrong one lists them")
+    compile_.add_argument("--arch", default="sm_100a", help="default sm_100a")
+    compile_.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="of the inputs (default bf16)"
+    )
+    compile_.add_argument("--jobs", type=int, default=2, help="processes (default 2, about 0.6 GB each)")
 
     emulate = add("emulate", _emulate, "Run a CuTe DSL script, unmodified, on the emulated GPU.")
     emulate.add_argument("--arch", default="sm_100a", help="default sm_100a")
@@ -222,6 +230,22 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"figures": [figure._asdict() | {"met": figure.met} for figure in figures]}, indent=2))
     return 0
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from .device import Device
+    from .models import warm_up
+
+    try:
+        arch = Device.from_arch(arguments.arch).arch
+        outcome = warm_up(arguments.model, arch, getattr(torch, DTYPES[arguments.dtype]), max(1, arguments.jobs))
+    except (ValueError, NotImplementedError) as error:
+        return _refuse(error)
+    for purpose, result in outcome.items():
+        print(f"{purpose:<28} {result}")
+    return 0 if all(result == "compiled" for result in outcome.values()) else 1
 
 
 def _emulate(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """Around one launch of a kernel: which kernel the tensors need, and the views that it takes."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -69,48 +70,95 @@ def recurrence(
 
 def recurrence_kernel(operands: Operands, arch: str, *, softplus: bool, single: bool) -> Recurrence:
     """The kernel that these tensors need on `arch`; `UnsupportedError` with every reason why there is none."""
-    if reasons := obstacles(operands):
-        raise UnsupportedError(f"The recurrence kernel cannot run this call: {'; '.join(reasons)}.")
-    o = operands
-    rows = [tensor for name in ROWS if (tensor := getattr(o, name)) is not None]
-    fits = Recurrence.fits(o.x.shape[-1], o.B.shape[-1], _name(o.x), (_optional(o.initial), _optional(o.final)))
-    return Recurrence(
-        headdim=o.x.shape[-1],
-        dstate=o.B.shape[-1],
-        dtype=_name(o.x),
-        dt=_name(o.dt),
-        A=_optional(o.A),
-        dt_bias=_optional(o.dt_bias),
-        softplus=softplus,
-        D=_optional(o.D),
-        z=o.z is not None,
-        initial=_optional(o.initial),
-        final=_optional(o.final),
-        offsets=_optional(o.offsets),
-        slots=_optional(o.slots),
-        flags=o.flags is not None,
-        single=single,
-        aligned=fits and all(map(_is_aligned, rows)),
-        f32x2=has_f32x2(arch),
-    )
+    return _kernel(_geometries(operands), operands.num_seqs, arch, softplus, single)
 
 
 def obstacles(operands: Operands) -> list[str]:
     """Why the recurrence kernel cannot run on these tensors, whatever the architecture."""
+    return _obstacles(_geometries(operands), operands.num_seqs)
+
+
+class _Geometry(NamedTuple):
+    """What decides about kernels, of one tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    misalignment: int
+
+    @property
+    def name(self) -> str:
+        return _DTYPES[self.dtype]
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every row starts at a multiple of 16 bytes."""
+        item = self.dtype.itemsize
+        pitches = (stride for stride, size in zip(self.strides[:-1], self.shape, strict=False) if size > 1)
+        return not self.misalignment and not any(pitch * item % VECTOR_BYTES for pitch in pitches)
+
+
+_Geometries = tuple[_Geometry | None, ...]  # of the operands, in order
+
+
+def _geometries(operands: Operands) -> _Geometries:
+    return tuple(
+        None if t is None else _Geometry(t.dtype, tuple(t.shape), t.stride(), t.data_ptr() % VECTOR_BYTES)
+        for t in operands
+    )
+
+
+@lru_cache(maxsize=4096)  # a call from a model's loop has been here before
+def _kernel(geometries: _Geometries, num_seqs: int, arch: str, softplus: bool, single: bool) -> Recurrence:
+    if reasons := _obstacles(geometries, num_seqs):
+        raise UnsupportedError(f"The recurrence kernel cannot run this call: {'; '.join(reasons)}.")
+    o = dict(zip(Operands._fields, geometries, strict=True))
+
+    def name(operand: str) -> str | None:
+        geometry = o[operand]
+        return None if geometry is None else geometry.name
+
+    x, B, dt = o["x"], o["B"], o["dt"]
+    assert x is not None and B is not None and dt is not None
+    headdim, dstate = x.shape[-1], B.shape[-1]
+    fits = Recurrence.fits(headdim, dstate, x.name, (name("initial"), name("final")))
+    return Recurrence(
+        headdim=headdim,
+        dstate=dstate,
+        dtype=x.name,
+        dt=dt.name,
+        A=name("A"),
+        dt_bias=name("dt_bias"),
+        softplus=softplus,
+        D=name("D"),
+        z=o["z"] is not None,
+        initial=name("initial"),
+        final=name("final"),
+        offsets=name("offsets"),
+        slots=name("slots"),
+        flags=o["flags"] is not None,
+        single=single,
+        aligned=fits and all(row.is_aligned for operand in ROWS if (row := o[operand]) is not None),
+        f32x2=has_f32x2(arch),
+    )
+
+
+def _obstacles(geometries: _Geometries, num_seqs: int) -> list[str]:
     found = []
-    for name, tensor in zip(Operands._fields, operands, strict=True):
+    for name, tensor in zip(Operands._fields, geometries, strict=True):
         if tensor is None or tensor.dtype == torch.bool:
             continue
         if tensor.dtype not in _DTYPES:
             found.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, expected float32, bfloat16 or float16")
-        if name in ROWS and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-            found.append(f"the last dimension of {name} has stride {tensor.stride(-1)}, expected 1")
-    for name, size in (("headdim", operands.x.shape[-1]), ("dstate", operands.B.shape[-1])):
+        if name in ROWS and tensor.strides[-1] != 1 and tensor.shape[-1] > 1:
+            found.append(f"the last dimension of {name} has stride {tensor.strides[-1]}, expected 1")
+    x, B = geometries[0], geometries[Operands._fields.index("B")]
+    assert x is not None and B is not None
+    for name, size in (("headdim", x.shape[-1]), ("dstate", B.shape[-1])):
         if size > MAX_SIZE:
             found.append(f"{name} is {size}, expected at most {MAX_SIZE}")
-    ctas = operands.num_seqs * operands.x.shape[2] * -(-operands.x.shape[-1] // 4)
-    if max(ctas, operands.x.shape[1]) >= 2**31:
-        found.append(f"{operands.num_seqs} sequences of up to {operands.x.shape[1]} tokens, expected fewer than 2^31")
+    if max(num_seqs * x.shape[2] * -(-x.shape[-1] // 4), x.shape[1]) >= 2**31:
+        found.append(f"{num_seqs} sequences of up to {x.shape[1]} tokens, expected fewer than 2^31")
     return found
 
 
@@ -164,21 +212,6 @@ def per_head(tensor: Tensor, rank: int) -> Tensor | None:
             return None
         tensor = tensor[..., 0]
     return tensor
-
-
-def _name(tensor: Tensor) -> str:
-    return _DTYPES[tensor.dtype]
-
-
-def _optional(tensor: Tensor | None) -> str | None:
-    return None if tensor is None else _name(tensor)
-
-
-def _is_aligned(tensor: Tensor) -> bool:
-    """Whether every row starts at a multiple of 16 bytes."""
-    item = tensor.element_size()
-    pitches = (stride for stride, size in zip(tensor.stride()[:-1], tensor.shape, strict=False) if size > 1)
-    return tensor.data_ptr() % VECTOR_BYTES == 0 and not any(pitch * item % VECTOR_BYTES for pitch in pitches)
 
 
 def _dense_last(tensor: Tensor) -> Tensor:
