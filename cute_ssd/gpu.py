@@ -111,7 +111,9 @@ def chunk_scan_varlen_inplace(how: Plan, *args: Any) -> None:
 def selective_state_update(how: Plan, *args: Any) -> None:
     state, x, dt, A, B, C, D, z, dt_bias, softplus, state_batch_indices, pad_slot_id, out = args
     operands = launch.step_operands(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices, out)
-    _run(how, operands, softplus=softplus, pad_slot_id=pad_slot_id, single=True)
+    # A decode step has no limit: dt may be negative where there is no softplus.
+    unlimited = (float("-inf"), float("inf"))
+    _run(how, operands, softplus=softplus, dt_limit=unlimited, pad_slot_id=pad_slot_id, single=True)
 
 
 def _run(how: Plan, operands: Operands, **options: Any) -> None:

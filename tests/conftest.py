@@ -18,10 +18,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `device` runs once for each executor there is."""
+    """A test that asks for `device` runs once for each executor there is: the CPU, with --gpu a CUDA device, and the
+    emulated GPUs that its marker `emulated` names."""
     if "device" in metafunc.fixturenames:
         executors = ["cpu"] + (["cuda"] if metafunc.config.getoption("--gpu") else [])
-        metafunc.parametrize("device", executors)
+        for marker in metafunc.definition.iter_markers("emulated"):
+            executors += marker.args
+        metafunc.parametrize("device", executors, indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where tensors are made; on an emulated GPU ("sm_100a") on the CPU, inside `emulate()`."""
+    if not request.param.startswith("sm_"):
+        yield request.param
+        return
+    import cute_ssd
+
+    with cute_ssd.emulate(request.param):
+        yield "cpu"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """What a GPU kernel refuses openly is skipped there, with its reason."""
+    import cute_ssd
+
+    try:
+        return (yield)
+    except cute_ssd.UnsupportedError as error:
+        if str(pyfuncitem.callspec.params.get("device", "") if hasattr(pyfuncitem, "callspec") else "").startswith(
+            "sm_"
+        ):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture(autouse=True)

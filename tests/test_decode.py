@@ -44,6 +44,7 @@ def expected(made: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[
     return reference.selective_state_update(**made, dtype=dtype)
 
 
+@pytest.mark.emulated("sm_80", "sm_100a")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (5, 4, 8, 2, 16), (3, 6, 5, 1, 7), (2, 40, 64, 8, 128)])
 def test_against_recurrence(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -55,6 +56,7 @@ def test_against_recurrence(device: str, shape: tuple[int, ...], dtype: torch.dt
     check(made["state"], true[1], eager[1])
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("missing", ["D", "z", "dt_bias", "dt_softplus"])
 def test_without(device: str, missing: str) -> None:
     made = step()
@@ -122,6 +124,7 @@ def test_without_head_dimension(device: str) -> None:
     assert cute_ssd.selective_state_update(**made, out=out) is out and torch.isfinite(out).all()
 
 
+@pytest.mark.emulated("sm_90a", "sm_100a")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_slots(device: str, dtype: torch.dtype) -> None:
     """Chosen slots are updated, padding rows give zeros, no other slot changes a bit."""
@@ -141,6 +144,7 @@ def test_slots(device: str, dtype: torch.dtype) -> None:
     assert torch.equal(pool[others].nan_to_num(), before[others].nan_to_num())
 
 
+@pytest.mark.emulated("sm_100a")
 def test_equals_one_token_scan(device: str) -> None:
     made = step()
     start = made["state"].clone()
@@ -154,6 +158,7 @@ def test_equals_one_token_scan(device: str) -> None:
     torch.testing.assert_close(made["state"], final, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.emulated("sm_120a")
 def test_decode_continues_prefill(device: str) -> None:
     """Sixteen tokens at once equal ten at once and six one by one."""
     made = step()
@@ -170,6 +175,7 @@ def test_decode_continues_prefill(device: str) -> None:
     torch.testing.assert_close(torch.cat([first, torch.stack(rest, 1)], 1), whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.emulated("sm_100a")
 def test_out_and_strided_state(device: str) -> None:
     made = step()
     wide = torch.full((5, 4, 8, 40), 2.0)
@@ -182,6 +188,7 @@ def test_out_and_strided_state(device: str) -> None:
     assert (wide[..., :8] == 2).all() and (wide[..., 24:] == 2).all()
 
 
+@pytest.mark.emulated("sm_100a")
 def test_no_rows(device: str) -> None:
     made = step(batch=0)
     assert cute_ssd.selective_state_update(**made).shape == (0, 4, 8)

@@ -24,6 +24,7 @@ from_dlpack = pytest.importorskip("cutlass.cute.runtime").from_dlpack
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 NAMED_OUTSIDE = "was compiled outside"
+needs_ffi = pytest.mark.skipif(find_spec("tvm_ffi") is None, reason="needs apache-tvm-ffi")
 
 
 @cute.kernel
@@ -229,6 +230,24 @@ def test_functions_run_in_a_later_session_of_their_arch_only(recorder, pair):
         compiled(*pair, 0)
 
 
+@pytest.mark.parametrize("options", ["", pytest.param("--enable-tvm-ffi", marks=needs_ffi)])
+def test_the_shim_is_found_where_the_real_runtime_was_loaded_first(options):
+    """Symbols of libraries that are loaded are seen by every later host function, and the first library wins."""
+    code = f"""
+import torch, cutlass, cutlass.cute as cute
+from cute_ssd.emulator.session import Session
+from tests.test_emulator_launch import fake, scale
+def compile(): return cute.compile(scale, fake((64,)), fake((64,)), cutlass.Int32(0), 2.0, options={options!r})
+outside = compile()
+launches = []
+with Session("sm_100a", launches.append):
+    arguments = [torch.zeros(64), torch.zeros(64)]
+    compile()(*(arguments if {options!r} else map(cute.runtime.from_dlpack, arguments)), 0)
+    assert len(launches) == 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
 def test_a_function_compiled_for_another_arch_is_refused(recorder, pair):
     with Session("sm_100a", recorder):
         compiled = compile_scale(pair, options="--gpu-arch sm_90a")
@@ -361,9 +380,6 @@ def test_device_attributes():
     assert EmulatedDevice.of("sm_120a").capability == (12, 0)
     with pytest.raises(EmulatorError, match="device attribute 9999"):
         EmulatedDevice.of("sm_80").attribute(9999)
-
-
-needs_ffi = pytest.mark.skipif(find_spec("tvm_ffi") is None, reason="needs apache-tvm-ffi")
 
 
 @needs_ffi

@@ -64,8 +64,8 @@ def without_spills(arch: str, changes: dict[str, Any]) -> None:
     kernel = replace(PLAIN, f32x2=has_f32x2(arch), **changes)
     found = resources(compiled(kernel, arch).machine_code)
     assert found.local_bytes == 0, (kernel, found)
-    # Two warps on each of the four parts of a multiprocessor; for a decode step, which waits for memory, four.
-    assert found.registers <= (128 if kernel.single else 255), (kernel, found)
+    # Two warps on each of the four parts of a multiprocessor; for a decode step, which waits for memory, three.
+    assert found.registers <= (168 if kernel.single else 255), (kernel, found)
 
 
 @pytest.mark.parametrize(("arch", "changes"), VARIANTS, ids=str)
@@ -159,6 +159,7 @@ SLOW_CASES = [
             ("sm_100a", 200, 256, F32, BF16, 1, True, 1, 1),
             ("sm_100a", 3, 254, BF16, F32, 4, True, 3, 3),
             ("sm_80", 256, 12, F16, F32, 2, True, 0, 0),
+            ("sm_100a", 200, 128, BF16, F32, 1, True, 0, 0),  # rows of x in a CTA: as many as columns
         )
     )
 ]
@@ -331,7 +332,10 @@ def instructions(dstate: int, seqlen: int) -> int:
     return sum(counts.values()) - counts.get("pack", 0)
 
 
-@pytest.mark.parametrize("dstate", [64, 128, 256])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("dstate", [pytest.param(64, marks=SLOW), 128, pytest.param(256, marks=SLOW)])
 def test_instructions_of_a_token(dstate: int) -> None:
     tokens = 64
     executed = instructions(dstate, 32 + tokens) - instructions(dstate, 32)

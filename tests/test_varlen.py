@@ -32,6 +32,7 @@ def truth(arguments: dict[str, Any], start: Tensor | None, dtype: torch.dtype = 
     return reference.mamba_chunk_scan_varlen(**arguments, initial_states=start, dtype=dtype)
 
 
+@pytest.mark.emulated("sm_80", "sm_100a")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_against_recurrence(device: str, lengths: list[int], dtype: torch.dtype) -> None:
@@ -44,6 +45,7 @@ def test_against_recurrence(device: str, lengths: list[int], dtype: torch.dtype)
     assert torch.equal(final[empty], start[empty].to(final.dtype))
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_one_by_one_bit_for_bit(device: str, lengths: list[int]) -> None:
     """A sequence's bits do not depend on its neighbours, not even on NaN in them."""
@@ -67,6 +69,7 @@ def test_one_by_one_bit_for_bit(device: str, lengths: list[int]) -> None:
         assert torch.equal(y_n[low:high], y_s) and torch.equal(final_n[s], final_s[0])
 
 
+@pytest.mark.emulated("sm_100a")
 def test_rows_behind_the_last_sequence(device: str) -> None:
     arguments, _ = problem([20, 30], device=device, spare=10)
     assert (cute_ssd.mamba_chunk_scan_varlen(**arguments)[50:] == 0).all()
@@ -76,6 +79,7 @@ def test_rows_behind_the_last_sequence(device: str) -> None:
     assert torch.equal(out[:50], cute_ssd.mamba_chunk_scan_varlen(**arguments)[:50])
 
 
+@pytest.mark.emulated("sm_100a")
 def test_no_sequences(device: str) -> None:
     arguments, _ = problem([], device=device, spare=5)
     arguments["query_start_loc"] = torch.zeros(1, dtype=torch.int32, device=device)
@@ -123,6 +127,7 @@ def test_chunk_states_at_own_boundaries(device: str) -> None:
         check(chunks[row : row + 1], truth(cut, start[s : s + 1])[1], truth(cut, start[s : s + 1], torch.float32)[1])
 
 
+@pytest.mark.emulated("sm_103a")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_pool(device: str, dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
@@ -149,6 +154,7 @@ def test_pool(device: str, dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
     assert torch.equal(pool[untouched], before[untouched])
 
 
+@pytest.mark.emulated("sm_100a")
 def test_pool_defaults(device: str) -> None:
     """has_initial_state None starts at zero and still writes; a NaN in an unread slot reaches nothing."""
     arguments, _ = problem([10, 20], device=device)
@@ -159,6 +165,7 @@ def test_pool_defaults(device: str) -> None:
     assert torch.equal(y, expected) and torch.equal(pool[[2, 0]], final) and pool[1].isnan().all()
 
 
+@pytest.mark.emulated("sm_100a")
 def test_strided_pool_and_guard_bands(device: str) -> None:
     """The pool is a slice of a wider buffer (slot pitch); bytes around it stay."""
     arguments, _ = problem([10, 20], device=device)
@@ -173,6 +180,7 @@ def test_strided_pool_and_guard_bands(device: str) -> None:
     )
 
 
+@pytest.mark.emulated("sm_100a")
 def test_state_dtype(device: str) -> None:
     arguments, start = problem([10, 70], device=device)
     kwargs = {"initial_states": start, "return_final_states": True, "return_chunk_states": True, "chunk_size": 16}

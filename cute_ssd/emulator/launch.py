@@ -30,6 +30,19 @@ ATTRIBUTE_BYTES, ATTRIBUTE_VALUE = 72, 8  # sizeof(cudaLaunchAttribute), offset 
 COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # cudaLaunchAttributeID
 
 
+ANSWERED = {
+    name: name.replace("cuda", "emul") if "cuda" in name else name.replace("cu", "em")
+    for name in (
+        *("_cudaLibraryLoadData", "_cudaLibraryGetKernel", "_cudaLaunchKernelEx", "_cudaLaunchKernel"),
+        *("_cuKernelGetAttribute", "_cudaFuncSetAttribute", "_cudaKernelSetAttributeForDevice"),
+        *("_cudaDeviceGetAttribute", "_cudaGetDevice", "_cudaSetDevice", "_cudaGetDeviceCount"),
+        *("_cudaDeviceSynchronize", "_cudaStreamSynchronize", "_cuTensorMapEncodeTiled"),
+        *("cuda_dialect_init_library_once", "cuda_dialect_unload_library_once"),
+    )
+}
+"""What a host function calls, and the shim's name for it. They are equally long, so that an object file can be told."""
+
+
 class EmulatedDevice(NamedTuple):
     """What programs ask of a device before they launch anything; figures of the largest common part of each arch."""
 
@@ -184,7 +197,9 @@ class FakeRuntime:
             _LAUNCH(functools.partial(self._enter, self._launch)),
             _ATTRIBUTE(functools.partial(self._enter, self._device_attribute)),
         )
-        ctypes.CDLL(str(self.library)).cute_ssd_set_callbacks(ctypes.byref(self._callbacks))
+        shim = ctypes.CDLL(str(self.library))
+        shim.cute_ssd_set_callbacks(ctypes.byref(self._callbacks))
+        self.symbols = {name: ctypes.cast(getattr(shim, answer), ctypes.c_void_p) for name, answer in ANSWERED.items()}
 
     def add_image(self, machine_code: bytes, image: Image) -> None:
         self._images[hashlib.sha256(machine_code).digest()] = image
@@ -245,6 +260,13 @@ class FakeRuntime:
 
     def _device_attribute(self, client: Client, value: Any, attribute: int) -> None:
         value[0] = client.device.attribute(attribute)
+
+
+def redirected(object_file: bytes) -> bytes:
+    """A compiled host function that calls the shim and nothing else of these names that the process may have loaded."""
+    for name, answer in ANSWERED.items():
+        object_file = object_file.replace(b"\0%s\0" % name.encode(), b"\0%s\0" % answer.encode())
+    return object_file
 
 
 @functools.cache

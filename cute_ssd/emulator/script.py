@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -24,6 +25,7 @@ from .launch import EmulatedDevice
 from .session import Patches, Session
 
 MEMORY_BYTES = 1 << 34  # of the emulated device
+ALIGNMENT = 256  # of memory on a CUDA device; torch aligns to 64 bytes on a CPU, and kernels assume more
 CUDA_NAME = re.compile(r"cuda(:\d+)?")
 
 
@@ -52,7 +54,7 @@ class _CudaOnCpu(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory):
-            return args[0].clone()
+            return _aligned(args[0].clone(), args)
         kwargs = {**(kwargs or {})}
         if func is torch.Tensor.to and any(map(_is_device, (*args, kwargs.get("device")))):
             kwargs["copy"] = True
@@ -60,7 +62,28 @@ class _CudaOnCpu(TorchFunctionMode):
             kwargs["device"] = "cpu"
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
-        return func(*("cpu" if _is_device(value) else value for value in args), **kwargs)
+        result = func(*("cpu" if _is_device(value) else value for value in args), **kwargs)
+        fresh = "device" in kwargs or func in (
+            torch.Tensor.to,
+            torch.clone,
+            torch.Tensor.clone,
+            torch.Tensor.contiguous,
+        )
+        return _aligned(result, args) if fresh or getattr(func, "__name__", "").endswith("_like") else result
+
+
+def _aligned(result: Any, arguments: tuple[Any, ...]) -> Any:
+    """A new tensor where a device would have put it: a copy of `result`, unless that is memory of an argument."""
+    if type(result) is not torch.Tensor or result.layout != torch.strided or result.data_ptr() % ALIGNMENT == 0:
+        return result
+    storage = result.untyped_storage()
+    known = [item.untyped_storage().data_ptr() for item in arguments if isinstance(item, torch.Tensor)]
+    if result.requires_grad or result.storage_offset() or storage.data_ptr() in known:
+        return result
+    memory = np.empty(storage.nbytes() + ALIGNMENT, np.uint8)
+    memory = memory[-memory.ctypes.data % ALIGNMENT :][: storage.nbytes()]
+    moved = torch.frombuffer(memory, dtype=result.dtype).as_strided(result.shape, result.stride())
+    return moved.copy_(result)
 
 
 def _is_device(value: object) -> bool:

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +24,7 @@ import torch
 
 from ..errors import ShapeError
 from .build import EmulatorError
-from .launch import Client, EmulatedDevice, Image, KernelLaunch, runs_on, runtime
+from .launch import Client, EmulatedDevice, Image, KernelLaunch, redirected, runs_on, runtime
 
 KDL_CPU, KDL_CUDA = 1, 2  # DLDeviceType
 DEVICE_OFFSETS = {b"dltensor": 8, b"dltensor_versioned": 40}  # of DLTensor.device in a DLPack capsule
@@ -35,7 +35,7 @@ Addresses = npt.NDArray[np.int64]
 
 
 class Patches(contextlib.ExitStack):
-    """Replaces attributes and mapping entries, and puts exactly what was there back when it is closed."""
+    """Replaces attributes, and puts exactly what was there back when it is closed."""
 
     def attribute(self, owner: object, name: str, value: object) -> None:
         original = vars(owner).get(name, _ABSENT)  # not getattr, which would bind it or find a parent's
@@ -44,14 +44,6 @@ class Patches(contextlib.ExitStack):
             self.callback(delattr, owner, name)
         else:
             self.callback(setattr, owner, name, original)
-
-    def entry(self, mapping: MutableMapping[str, Any], key: str, value: Any) -> None:
-        original = mapping.get(key, _ABSENT)
-        mapping[key] = value
-        if original is _ABSENT:
-            self.callback(mapping.pop, key, None)
-        else:
-            self.callback(mapping.__setitem__, key, original)
 
 
 class Session:
@@ -100,19 +92,22 @@ class Session:
         tensors = import_module("cutlass.cute.runtime")
         hardware = import_module("cutlass.utils.hardware_info").HardwareInfo
 
-        # Compiling: for the emulated arch, linked against the shim, keeping PTX and machine code. TVM-FFI functions
-        # read the library path from the environment, the others from the settings that were read at import.
+        # Compiling: for the emulated arch, linked against the shim, keeping PTX and machine code.
         for dsl in (cutlass_dsl.CuTeDSL._get_dsl(), cutlass_dsl.CuteExperimentalDSL._get_dsl()):
-            libraries = os.pathsep.join(filter(None, [str(runtime().library), dsl.envar.shared_libs]))
             patches.attribute(dsl.envar, "_arch", self.device.arch)
-            patches.attribute(dsl.envar, "shared_libs", libraries)
             patches.attribute(dsl.envar, "disable_file_caching", True)
             patches.attribute(dsl, "compile_options", dsl.compile_options)
-        patches.entry(os.environ, "CUTE_DSL_LIBS", libraries)
         compiler = dsl_module.BaseDSL
         patches.attribute(compiler, "_prepare_compilation", self._preparing(compiler._prepare_compilation))
         compiler = cutlass_dsl.CutlassBaseDSL
         patches.attribute(compiler, "compile_and_cache", self._compiling(compiler.compile_and_cache))
+        compiler = import_module("cutlass.base_dsl.compiler").Compiler
+        patches.attribute(compiler, "jit", _linking(compiler.jit))
+        engines = import_module("cutlass._mlir._mlir_libs._cutlass_ir._execution_engine")
+        provider = import_module("cutlass.base_dsl.export").ExternalBinaryModule.load_provider
+        engine = _redirecting(engines.BinaryExecutionEngine)
+        patches.attribute(engines, "BinaryExecutionEngine", engine)  # of TVM-FFI functions
+        patches.attribute(provider, "execution_engine_constructor", engine)  # of functions loaded from a file
 
         # Calling: one device, libraries that are never unloaded (the driver would be asked to), errors of `run`.
         function = executor.CudaDialectJitCompiledFunction
@@ -290,6 +285,28 @@ class _OnDevice:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return KDL_CUDA, 0
+
+
+def _linking(jit: Callable[..., Any]) -> Callable[..., Any]:
+    """`Compiler.jit`, whose engine finds the shim's functions before anything that the process has loaded."""
+
+    @functools.wraps(jit)
+    def link(*args: Any, **kwargs: Any) -> Any:
+        engine = jit(*args, **kwargs)
+        for name, address in runtime().symbols.items():
+            engine.raw_register_runtime(name, address)
+        return engine
+
+    return link
+
+
+def _redirecting(engine: Callable[..., Any]) -> Callable[..., Any]:
+    """The constructor of engines for object files, which know no symbols but those of libraries."""
+
+    def construct(object_file: bytes, libraries: Sequence[str], *options: Any) -> Any:
+        return engine(redirected(object_file), [str(runtime().library), *libraries], *options)
+
+    return construct
 
 
 def _wrapping(init: Callable[..., None]) -> Callable[..., None]:

@@ -1,8 +1,9 @@
 /* The CUDA entry points that a host function compiled by CuTe DSL calls, answered by the emulator instead of a driver.
 
-   The DSL's JIT resolves undefined symbols from the libraries it is given, in order, so this one goes first and the
-   DSL's own runtime, which would talk to the driver, second. Whatever needs thought is a callback into Python; the rest
-   has one possible answer on a device that runs everything at once. Status 0 is cudaSuccess. */
+   The DSL's JIT looks for undefined symbols in everything that the process has loaded, and the DSL's own runtime, which
+   would talk to the driver, may have come first. So the names here are other ones (launch.py, ANSWERED), and a session
+   makes host functions use them. Whatever needs thought is a callback into Python; the rest has one possible answer on
+   a device that runs everything at once. Status 0 is cudaSuccess. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,58 +31,58 @@ static callbacks serve;
 
 void cute_ssd_set_callbacks(const callbacks *given) { serve = *given; }
 
-int _cudaLibraryLoadData(void **library, const void *image, void *jit_options, void *jit_values, unsigned jit_count,
+int _emulLibraryLoadData(void **library, const void *image, void *jit_options, void *jit_values, unsigned jit_count,
                          void *options, void *values, unsigned count) {
     (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     return serve.load_library ? serve.load_library(library, image) : NO_DEVICE;
 }
 
-int _cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
+int _emulLibraryGetKernel(void **kernel, void *library, const char *name) {
     return serve.get_kernel ? serve.get_kernel(kernel, library, name) : NO_DEVICE;
 }
 
-int _cudaLaunchKernelEx(const launch_config *config, void *kernel, void **parameters) {
+int _emulLaunchKernelEx(const launch_config *config, void *kernel, void **parameters) {
     return serve.launch ? serve.launch(config, kernel, parameters) : NO_DEVICE;
 }
 
-int _cudaLaunchKernel(void *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
+int _emulLaunchKernel(void *kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
                       uint32_t block_y, uint32_t block_z, void **parameters, size_t shared_bytes, void *stream) {
     launch_config config = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, NULL, 0};
-    return _cudaLaunchKernelEx(&config, kernel, parameters);
+    return _emulLaunchKernelEx(&config, kernel, parameters);
 }
 
-int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
+int _emulDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     return serve.device_attribute ? serve.device_attribute(value, attribute) : NO_DEVICE;
 }
 
 /* Asked for the static shared memory of a kernel, to subtract it from the limit that the next two calls raise. */
-int _cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+int _emKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
     (void)attribute, (void)kernel, (void)device;
     *value = 0;
     return 0;
 }
 
-int _cudaFuncSetAttribute(void *function, int attribute, int value) {
+int _emulFuncSetAttribute(void *function, int attribute, int value) {
     (void)function, (void)attribute, (void)value;
     return 0;
 }
 
-int _cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
+int _emulKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
     (void)kernel, (void)attribute, (void)value, (void)device;
     return 0;
 }
 
 /* Device 0 is the only one, and a launch returns after the kernel has run: there is nothing to wait for. */
-int _cudaGetDevice(int *device) { *device = 0; return 0; }
-int _cudaSetDevice(int device) { return device == 0 ? 0 : 101; /* cudaErrorInvalidDevice */ }
-int _cudaGetDeviceCount(int *count) { *count = 1; return 0; }
-int _cudaDeviceSynchronize(void) { return 0; }
-int _cudaStreamSynchronize(void *stream) { (void)stream; return 0; }
+int _emulGetDevice(int *device) { *device = 0; return 0; }
+int _emulSetDevice(int device) { return device == 0 ? 0 : 101; /* cudaErrorInvalidDevice */ }
+int _emulGetDeviceCount(int *count) { *count = 1; return 0; }
+int _emulDeviceSynchronize(void) { return 0; }
+int _emulStreamSynchronize(void *stream) { (void)stream; return 0; }
 
 /* TVM-FFI host functions load their library at their first call, through this. A status other than 0 promises that
    the error has been raised by `set_error`. A failed load leaves no state behind, so that the next call tries again. */
-int cuda_dialect_init_library_once(void **state, int (*init)(void **), int (*load_to_device)(void **, int),
+int emul_dialect_init_library_once(void **state, int (*init)(void **), int (*load_to_device)(void **, int),
                                    void (*set_error)(const char *kind, const char *message)) {
     if (*state) return 0;
     int status = init(state);
@@ -93,11 +94,11 @@ int cuda_dialect_init_library_once(void **state, int (*init)(void **), int (*loa
     return status;
 }
 
-void cuda_dialect_unload_library_once(void **state) { (void)state; }
+void emul_dialect_unload_library_once(void **state) { (void)state; }
 
 /* The driver's cuTensorMapEncodeTiled, for programs that do not build their tensor maps themselves; the layout is that of
    engine/tensor_map.h. */
-int _cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+int _emTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                             const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
                             int interleave, int swizzle, int promotion, int fill) {
     /* CUtensorMapDataType to the hardware's numbers, which PTX has in tensormap.replace.elemtype */

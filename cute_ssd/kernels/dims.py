@@ -10,7 +10,7 @@ MAX_SIZE = 256  # of headdim and dstate
 VECTOR_BYTES = 16
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATE_REGISTERS = 128  # fp32 state elements that one thread may hold and still leave room for two warps a scheduler
-STEP_REGISTERS = 64  # for one token: as many bytes in flight, in smaller pieces
+FEW_REGISTERS = 64  # one token: as many bytes in flight, in smaller pieces; single elements: addresses take the rest
 MAX_WARPS = 5  # a headdim of 80 is five warps of 16 rows
 TILE_TOKENS = 16
 TILE_BYTES = 40 << 10  # of shared memory for each CTA: five CTAs on a multiprocessor of 228 KB, two on one of 100 KB
@@ -164,7 +164,7 @@ def layout(headdim: int, dstate: int, vector: int, single: bool) -> Layout:
         warps = -(-headdim // found.warp_rows)
         return warps * token_instructions(found), found.thread_elements
 
-    limit = STEP_REGISTERS if single else STATE_REGISTERS
+    limit = FEW_REGISTERS if single or vector == 1 else STATE_REGISTERS
     candidates = []
     for lanes, rows in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32)):
         chunks = -(-dstate // (lanes * vector))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Constexpr, Float32, Int32, Int64, const_expr, range_constexpr
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -296,16 +296,16 @@ class RecurrenceKernel:
         sizes = (rows, rows, columns, columns)
         for k, target in enumerate((smem.x, smem.z, smem.B, smem.C)):
             if const_expr(target is not None):
-                self.copy_tile(tensors[k], target, cursor[k], sizes[k], place, count, stage, thread)
+                self.copy_tile(tensors[k], target, cursor[k], sizes[k], k < 2, place, count, stage, thread)
                 cursor[k] = cursor[k] + Int64(tensors[k].stride[1]) * self.tile
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def copy_tile(self, source: cute.Tensor, target: cute.Tensor, offset: Int64, size: cutlass.Constexpr, place: Place,
-                  count: Int32, stage: Int32, thread: Thread) -> None:  # fmt: skip
-        """The first `size` elements of `count` tokens; of x and z the rows that there are."""
+    def copy_tile(self, source: cute.Tensor, target: cute.Tensor, offset: Int64, size: Constexpr, rows: Constexpr,
+                  place: Place, count: Int32, stage: Int32, thread: Thread) -> None:  # fmt: skip
+        """The first `size` elements of `count` tokens; of them, where they are `rows` of headdim, those there are."""
         width, pitch = self.config.width, Int64(source.stride[1])
-        whole = self.config.whole_blocks or size == self.config.dstate
+        whole = self.config.whole_blocks or not rows
         if const_expr(width > 1):
             copy = cute.make_copy_atom(cpasync.CopyG2SOp(), source.element_type, num_bits_per_copy=128)
             for token, later, column in self.pieces(thread.index, self.threads, size, width):

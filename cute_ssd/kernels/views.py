@@ -37,7 +37,7 @@ def load_wide(source: Any) -> Any:
 
 def fake_arguments(config: Recurrence) -> list[Any]:
     """Of `RecurrenceKernel.__call__`, for the compiler: sizes and strides are known at the call only."""
-    batch, seqlen, nheads, ngroups, states, sequences, bounds = (cute.sym_int32() for _ in range(7))
+    batch, seqlen, nheads, ngroups, sequences, bounds = (cute.sym_int32() for _ in range(6))
 
     def strided(dtype: str | None, *shape: Any) -> Any:
         if dtype is None:
@@ -52,7 +52,7 @@ def fake_arguments(config: Recurrence) -> list[Any]:
         return cute.runtime.make_fake_tensor(numeric(dtype), shape, strides, assumed_align=align)
 
     x, B = (batch, seqlen, nheads, config.headdim), (batch, seqlen, ngroups, config.dstate)
-    state = (states, nheads, config.headdim, config.dstate)
+    state = (nheads, config.headdim, config.dstate)
     return [
         rows(config.dtype, *x),
         strided(config.dt, batch, seqlen, nheads),
@@ -64,8 +64,8 @@ def fake_arguments(config: Recurrence) -> list[Any]:
         strided(config.dt_bias, nheads),
         rows(config.dtype, *x),
         strided(config.offsets, bounds),
-        rows(config.initial, *state),
-        rows(config.final, *state),
+        rows(config.initial, cute.sym_int32(), *state),
+        rows(config.final, cute.sym_int32(), *state),
         strided(config.slots, sequences),
         strided("bool" if config.flags else None, sequences),
         Float32(0.0),
