@@ -53,7 +53,7 @@ def recurrence(
     arch: str,
     *,
     softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    dt_limit: tuple[float, float] = (-float("inf"), float("inf")),
     pad_slot_id: int = -1,
     single: bool = False,
 ) -> None:

@@ -422,8 +422,9 @@ class Scorer:
 
 
 def score_of(target: str, arguments: Sequence[str] = (), multiprocessors: int = 1, **options: object) -> Score:
-    """The score of a kernel of tests.kernels, or of a script's launch. On few `multiprocessors` the CTAs of a persistent
-    kernel take several tiles each; otherwise most of their barriers are never needed."""
+    """The score of a kernel of tests.kernels, or of a script's launch.
+
+    On few `multiprocessors` a CTA of a persistent kernel takes several tiles; else most barriers are not needed."""
     scorer = Scorer(target, **options)  # type: ignore[arg-type]
     if target in KERNELS:
         name, inputs = KERNELS[target]

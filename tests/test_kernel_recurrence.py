@@ -56,6 +56,7 @@ MORE_VARIANTS: list[dict[str, Any]] = [
     {"dtype": "float32", "dstate": 256, "headdim": 256},
     {"aligned": False, "dstate": 77, "headdim": 5},
     {"aligned": False, "dstate": 256, "headdim": 81, **POOL},
+    {"dstate": 248, "headdim": 200, **POOL},
     {"A": None, "dt_bias": None, "softplus": False, "dt": "float16"},
 ]
 

@@ -90,13 +90,14 @@ class Runner:
         self.report.launches.append(entry)
         for text in outcome.printed:
             sys.stdout.write(text)
-        if self.options.sanitize:
+        fatal = any(event.fatal for event in outcome.events)
+        if self.options.sanitize and not fatal:
             for address, nbytes in launch.tensors:
                 flags = engine.written(address, nbytes)
                 if flags.any():
                     known = self.report._written.setdefault((address, nbytes), flags)
                     known |= flags
-        if entry.findings and (not self.keep_going or outcome.events[0].fatal):
+        if entry.findings and (fatal or not self.keep_going):
             raise KernelError(entry.findings)
 
     def _finding(self, program: Program, kernel: str, event: engine.Event) -> Finding:

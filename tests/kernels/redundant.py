@@ -78,4 +78,19 @@ DENSE_GEMM_PERSISTENT = [
     ("bar.sync", r"epilogue_tma_store", "Directly behind the same barrier, that of the last subtile.", (2,)),
 ]
 
-REDUNDANT = {"mamba2_ssd.py": MAMBA2_SSD, "dense_gemm_persistent.py": DENSE_GEMM_PERSISTENT}
+# ---- fmha.py with --is_persistent and --implicit-waits; (i) is a tile of k and v ----
+
+FMHA = [
+    ("mbarrier.init count +1", "_inplace_consumer", "Nobody uses this mbarrier: slots are never released.", (1,)),
+    ("mbarrier.init count -1", "_inplace_consumer", "Nobody uses this mbarrier: slots are never released.", (1,)),
+    ("mbarrier wait", "k_handle = load_kv_producer", "Implied by q0's, released after the slot's last use.", (0,)),
+    ("mbarrier wait", "q1_handle = load_q_producer", "Implied by q0's: one commit directly follows the other."),
+    ("mbarrier wait", "mma_qk: si_handle", "Implied by vec's: softmax writes vec when it has loaded s."),
+    ("mbarrier wait", "vec[01]_handle = s[01]_corr_producer", "Implied by p (i), which softmax stores after vec (i)."),
+    ("mbarrier peek", "si_corr_producer.try_acquire", "Implied by s (i): the MMA warp has acquired vec before."),
+    ("mbarrier wait", "pi_handle = pi_mma_producer", "Implied for p0 by s1 (i), complete after PV0 (i - 1).", (0,)),
+    ("tcgen05.wait::st", "softmax_step", "No tcgen05.st is pending: a wait for loads was meant.", (0, 4)),
+    ("tcgen05.wait::st", "softmax_step", "There are two with no tcgen05.st between them.", (2, 3, 6, 7)),
+]
+
+REDUNDANT = {"mamba2_ssd.py": MAMBA2_SSD, "dense_gemm_persistent.py": DENSE_GEMM_PERSISTENT, "fmha.py": FMHA}
