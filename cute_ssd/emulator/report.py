@@ -55,7 +55,8 @@ class Finding:
     def __str__(self) -> str:
         place = f" at {self.source}" if self.source else ""
         line = f" (PTX line {self.ptx_line}: {self.ptx})" if self.ptx_line else ""
-        return f"{self.kind}: {self.who or 'a warp'} of {short_name(self.kernel)}{place}: {self.message}{line}"
+        who = f"{self.who} of " if self.who else ""  # empty where the launch as a whole is meant
+        return f"{self.kind}: {who}{short_name(self.kernel)}{place}: {self.message}{line}"
 
 
 def _first(findings: Sequence[Finding]) -> list[str]:

@@ -82,11 +82,16 @@ class Runner:
             int(digits),
         )
         entry = LaunchReport(
-            launch.kernel_name, launch.grid, launch.block, launch.cluster, program.shared_bytes(launch.shared_bytes),
+            launch.kernel_name,
+            launch.grid,
+            launch.block,
+            launch.cluster,
+            program.shared_bytes(launch.shared_bytes),
             instructions=instruction_counts(program, outcome.counts),
             findings=[self._finding(program, launch.kernel_name, event) for event in outcome.events],
-            printed=outcome.printed, seconds=time.perf_counter() - begin,
-        )  # fmt: skip
+            printed=outcome.printed,
+            seconds=time.perf_counter() - begin,
+        )
         self.report.launches.append(entry)
         for text in outcome.printed:
             sys.stdout.write(text)
