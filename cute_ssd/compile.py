@@ -68,6 +68,11 @@ def compiled(kernel: Recurrence, arch: str) -> Compiled:
     return found
 
 
+def is_cached(kernel: Recurrence, arch: str) -> bool:
+    """Whether `compiled` would find this kernel on the disk, undamaged."""
+    return _intact(cache_directory() / "kernels" / _key(kernel, arch))
+
+
 def _from_disk_or_compiler(kernel: Recurrence, arch: str) -> Compiled:
     root = cache_directory() / "kernels"
     root.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import launch
 from .errors import UnsupportedError
 from .launch import Operands
+from .ops import refuse_overlap
 from .plan import Plan
 from .problem import Problem
 
@@ -66,7 +67,9 @@ def chunk_scan(how: Plan, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _last(states: Tensor, offsets: Tensor, initial_states: Tensor | None) -> Tensor:
     """The state behind a row's last token: of the last sequence with tokens, without any of the first sequence."""
     if states.shape[0] == 0:
-        return states.new_zeros((1, *states.shape[1:])) if initial_states is None else initial_states.to(states.dtype)
+        if initial_states is None:
+            return states.new_zeros((1, *states.shape[1:]))
+        return initial_states.to(states.dtype, copy=True)
     numbers = torch.arange(states.shape[0], device=states.device)
     last = torch.where(offsets.diff() > 0, numbers, 0).argmax(0, keepdim=True)
     return states.index_select(0, last)
@@ -84,6 +87,7 @@ def chunk_scan_varlen(how: Plan, *args: Any) -> tuple[Tensor, Tensor]:
         raise UnsupportedError(
             f"{p.function} returns no chunk states on a GPU yet; ask for the final states only, or pass CPU tensors."
         )
+    refuse_overlap("out", out, args[:-1])
     shape = (p.num_seqs, *p.state_shape) if return_final_states else (0,)
     final = x.new_empty(shape, dtype=p.state_dtype)
     operands = _packed_row(p, x, dt, A, B, C, D, z, dt_bias, out)._replace(
@@ -98,6 +102,8 @@ def chunk_scan_varlen(how: Plan, *args: Any) -> tuple[Tensor, Tensor]:
 def chunk_scan_varlen_inplace(how: Plan, *args: Any) -> None:
     x, dt, A, B, C, ssm_pool, cache_indices, query_start_loc, has_initial_state, pad_slot_id = args[:10]
     _, D, z, dt_bias, softplus, low, high, out = args[10:]
+    refuse_overlap("out", out, args[:-1])
+    refuse_overlap("ssm_pool", ssm_pool, (*args[:5], *args[6:-1]))
     operands = _packed_row(how.problem, x, dt, A, B, C, D, z, dt_bias, out)._replace(
         offsets=query_start_loc,
         initial=None if has_initial_state is None else ssm_pool,
@@ -110,6 +116,8 @@ def chunk_scan_varlen_inplace(how: Plan, *args: Any) -> None:
 
 def selective_state_update(how: Plan, *args: Any) -> None:
     state, x, dt, A, B, C, D, z, dt_bias, softplus, state_batch_indices, pad_slot_id, out = args
+    refuse_overlap("out", out, args[:-1])
+    refuse_overlap("state", state, args[1:-1])
     operands = launch.step_operands(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices, out)
     # A decode step has no limit: dt may be negative where there is no softplus.
     unlimited = (float("-inf"), float("inf"))

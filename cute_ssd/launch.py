@@ -1,7 +1,7 @@
 """Around one launch of a kernel: which kernel the tensors need, and the views that it takes."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,22 +60,20 @@ def recurrence(
     """Runs the recurrence kernel on the current stream. `single`: a decode step, one token for each sequence."""
     if operands.num_seqs == 0:
         return
-    kernel = recurrence_kernel(operands, arch, softplus=softplus, single=single)
-    views = (
-        _dense_last(tensor) if tensor is not None and name in ROWS else tensor
-        for name, tensor in zip(Operands._fields, operands, strict=True)
-    )
-    compiled(kernel, arch)(*views, *dt_limit, pad_slot_id)
+    kernel, odd = _kernel(_geometries(operands), operands.num_seqs, arch, softplus, single)
+    if odd:
+        operands = operands._replace(**{name: _dense_last(getattr(operands, name)) for name in odd})
+    compiled(kernel, arch)(*operands, *dt_limit, pad_slot_id)
 
 
 def recurrence_kernel(operands: Operands, arch: str, *, softplus: bool, single: bool) -> Recurrence:
     """The kernel that these tensors need on `arch`; `UnsupportedError` with every reason why there is none."""
-    return _kernel(_geometries(operands), operands.num_seqs, arch, softplus, single)
+    return _kernel(_geometries(operands), operands.num_seqs, arch, softplus, single)[0]
 
 
 def obstacles(operands: Operands) -> list[str]:
     """Why the recurrence kernel cannot run on these tensors, whatever the architecture."""
-    return _obstacles(_geometries(operands), operands.num_seqs)
+    return _obstacles(_named(_geometries(operands)), operands.num_seqs)
 
 
 class _Geometry(NamedTuple):
@@ -98,21 +96,25 @@ class _Geometry(NamedTuple):
         return not self.misalignment and not any(pitch * item % VECTOR_BYTES for pitch in pitches)
 
 
-_Geometries = tuple[_Geometry | None, ...]  # of the operands, in order
+def _geometries(operands: Operands) -> tuple[Any, ...]:
+    """The fields of a `_Geometry` for each operand. They are looked up at every call: tuples without names, because
+    those take twice as long to make."""
+    return tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % VECTOR_BYTES) for t in operands])
 
 
-def _geometries(operands: Operands) -> _Geometries:
-    return tuple(
-        None if t is None else _Geometry(t.dtype, tuple(t.shape), t.stride(), t.data_ptr() % VECTOR_BYTES)
-        for t in operands
-    )
+def _named(geometries: tuple[Any, ...]) -> dict[str, _Geometry | None]:
+    named = (None if fields is None else _Geometry(*fields) for fields in geometries)
+    return dict(zip(Operands._fields, named, strict=True))
 
 
 @lru_cache(maxsize=4096)  # a call from a model's loop has been here before
-def _kernel(geometries: _Geometries, num_seqs: int, arch: str, softplus: bool, single: bool) -> Recurrence:
-    if reasons := _obstacles(geometries, num_seqs):
+def _kernel(
+    geometries: tuple[Any, ...], num_seqs: int, arch: str, softplus: bool, single: bool
+) -> tuple[Recurrence, tuple[str, ...]]:
+    """The kernel, and the operands whose last dimension has a stride that it does not take."""
+    o = _named(geometries)
+    if reasons := _obstacles(o, num_seqs):
         raise UnsupportedError(f"The recurrence kernel cannot run this call: {'; '.join(reasons)}.")
-    o = dict(zip(Operands._fields, geometries, strict=True))
 
     def name(operand: str) -> str | None:
         geometry = o[operand]
@@ -122,7 +124,8 @@ def _kernel(geometries: _Geometries, num_seqs: int, arch: str, softplus: bool, s
     assert x is not None and B is not None and dt is not None
     headdim, dstate = x.shape[-1], B.shape[-1]
     fits = Recurrence.fits(headdim, dstate, x.name, (name("initial"), name("final")))
-    return Recurrence(
+    odd = tuple(operand for operand in ROWS if (row := o[operand]) is not None and row.strides[-1] != 1)
+    kernel = Recurrence(
         headdim=headdim,
         dstate=dstate,
         dtype=x.name,
@@ -141,18 +144,19 @@ def _kernel(geometries: _Geometries, num_seqs: int, arch: str, softplus: bool, s
         aligned=fits and all(row.is_aligned for operand in ROWS if (row := o[operand]) is not None),
         f32x2=has_f32x2(arch),
     )
+    return kernel, odd
 
 
-def _obstacles(geometries: _Geometries, num_seqs: int) -> list[str]:
+def _obstacles(operands: dict[str, _Geometry | None], num_seqs: int) -> list[str]:
     found = []
-    for name, tensor in zip(Operands._fields, geometries, strict=True):
+    for name, tensor in operands.items():
         if tensor is None or tensor.dtype == torch.bool:
             continue
         if tensor.dtype not in _DTYPES:
             found.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, expected float32, bfloat16 or float16")
         if name in ROWS and tensor.strides[-1] != 1 and tensor.shape[-1] > 1:
             found.append(f"the last dimension of {name} has stride {tensor.strides[-1]}, expected 1")
-    x, B = geometries[0], geometries[Operands._fields.index("B")]
+    x, B = operands["x"], operands["B"]
     assert x is not None and B is not None
     for name, size in (("headdim", x.shape[-1]), ("dstate", B.shape[-1])):
         if size > MAX_SIZE:
@@ -186,19 +190,19 @@ def step_operands(
             "them (stride 0) over headdim and dstate."
         )
     if D is not None and D.ndim == 1:
-        D = D[:, None].expand(-1, x.shape[-1])
+        D = D.unsqueeze(1).expand(-1, x.shape[-1])
     steps = heads["dt"]
     assert steps is not None
     return Operands(
-        x=x[:, None],
-        dt=steps[:, None],
+        x=x.unsqueeze(1),
+        dt=steps.unsqueeze(1),
         A=heads["A"],
-        B=B[:, None],
-        C=C[:, None],
+        B=B.unsqueeze(1),
+        C=C.unsqueeze(1),
         D=D,
-        z=None if z is None else z[:, None],
+        z=None if z is None else z.unsqueeze(1),
         dt_bias=heads["dt_bias"],
-        y=out[:, None],
+        y=out.unsqueeze(1),
         initial=state,
         final=state,
         slots=state_batch_indices,
@@ -215,7 +219,5 @@ def per_head(tensor: Tensor, rank: int) -> Tensor | None:
 
 
 def _dense_last(tensor: Tensor) -> Tensor:
-    """With a stride of 1 where the last dimension has one element, for which torch allows any."""
-    if tensor.stride(-1) == 1:
-        return tensor
+    """With a stride of 1: the last dimension has one element, for which torch allows any."""
     return tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 1))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import launch
+from .device import KNOWN_ARCHS
 from .errors import ShapeError
 from .kernels.dims import Recurrence
 from .launch import Operands
@@ -62,6 +63,8 @@ def kernels(model: str, arch: str, dtype: torch.dtype = torch.bfloat16) -> dict[
     """
     if model not in MODELS:
         raise ShapeError(f"model is {model!r}, expected one of {', '.join(MODELS)}.")
+    if arch not in KNOWN_ARCHS:
+        raise ShapeError(f"arch is {arch or 'cpu'!r}, expected a GPU architecture: {', '.join(KNOWN_ARCHS)}.")
     m = MODELS[model]
 
     def empty(*shape: int, of: torch.dtype = torch.float32) -> Tensor:
@@ -96,15 +99,20 @@ def warm_up(model: str, arch: str, dtype: torch.dtype = torch.bfloat16, jobs: in
 
     Each of `jobs` processes needs about 0.6 GB. Returns purpose -> "compiled", or the reason why it failed.
     """
+    from .compile import is_cached
+
     wanted = kernels(model, arch, dtype)
-    outcome = {}
+    outcome = dict.fromkeys(wanted, "compiled")
+    missing = {purpose: kernel for purpose, kernel in wanted.items() if not is_cached(kernel, arch)}
+    if not missing:
+        return outcome
     # Spawned, because the DSL's compiler does not survive a fork; several threads would abort the process.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(_compile, kernel, arch): purpose for purpose, kernel in wanted.items()}
+    with ProcessPoolExecutor(min(jobs, len(missing)), mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(_compile, kernel, arch): purpose for purpose, kernel in missing.items()}
         for done in as_completed(running):
-            error = done.exception()
-            outcome[running[done]] = "compiled" if error is None else f"failed: {error}"
-    return {purpose: outcome[purpose] for purpose in wanted}
+            if error := done.exception():
+                outcome[running[done]] = f"failed: {error}"
+    return outcome
 
 
 def _compile(kernel: Recurrence, arch: str) -> None:

@@ -399,7 +399,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     wanted = return_chunk_states or cu_chunk_seqlens is not None  # contradicting chunks are refused in any case
     checked = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen) if wanted else None
     ends = checked if return_chunk_states else None
-    _refuse_overlap("out", out, args[:-1])
+    refuse_overlap("out", out, args[:-1])
     final_states, chunk_states = _varlen_outputs(p, args)
     first_row = [0]
     for mine in ends or ():
@@ -445,8 +445,8 @@ def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
     has_tokens = [stop > start for start, stop in zip(sequences.starts, sequences.stops, strict=True)]
     slots = live_slots("cache_indices", cache_indices, pad_slot_id, ssm_pool.shape[0], has_tokens)
-    _refuse_overlap("out", out, args[:-1])
-    _refuse_overlap("ssm_pool", ssm_pool, (*args[:5], *args[6:-1]))
+    refuse_overlap("out", out, args[:-1])
+    refuse_overlap("ssm_pool", ssm_pool, (*args[:5], *args[6:-1]))
     started = [False] * len(slots) if has_initial_state is None else has_initial_state.tolist()
 
     def initial(ids: list[int]) -> Tensor | None:
@@ -477,8 +477,8 @@ def _selective_state_update_cpu(*args: Any) -> None:
     slots = None
     if state_batch_indices is not None:
         slots = live_slots("state_batch_indices", state_batch_indices, pad_slot_id, state.shape[0], [True] * p.batch)
-    _refuse_overlap("out", out, args[:-1])
-    _refuse_overlap("state", state, args[1:-1])
+    refuse_overlap("out", out, args[:-1])
+    refuse_overlap("state", state, args[1:-1])
     cpu_decode.state_update(how, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
 
 
@@ -486,10 +486,10 @@ def _selective_state_update_fake(*args: Any) -> None:
     _require_support(problem.state_update(*args), args[1])
 
 
-def _refuse_overlap(name: str, out: Tensor, inputs: tuple[Any, ...]) -> None:
+def refuse_overlap(name: str, out: Tensor, inputs: tuple[Any, ...]) -> None:
     """What is written must not be read as something else."""
     for tensor in inputs:
-        if isinstance(tensor, Tensor) and tensor.numel() and out.numel() and _share_storage(out, tensor):
+        if isinstance(tensor, Tensor) and _share_storage(out, tensor) and tensor.numel() and out.numel():
             low, high = _span(tensor)
             first, last = _span(out)
             if low < last and first < high:

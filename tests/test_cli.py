@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import cute_ssd
-from cute_ssd import bench, info, suite
+from cute_ssd import bench, info, models, suite
+from cute_ssd import compile as compiler
 from cute_ssd.__main__ import FUNCTIONS, main
 
 ROOT = Path(__file__).parent.parent
@@ -176,7 +177,7 @@ def test_info_lists_each_gpu_and_why_it_is_not_used(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
     assert main(["info", "--json"]) == 0
     _, first, second = json.loads(capsys.readouterr().out)["backends"]
-    assert first["name"] == "GPU 0" and "no kernel for cuda tensors (sm_100a)" in first["status"]
+    assert first["name"] == "GPU 0" and first["status"] == "ok"
     assert second["device"] == "cuda:1" and "(sm_101a)" in second["status"]
 
 
@@ -222,10 +223,52 @@ def test_explain(function: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "3 packed sequence(s), 210 tokens" in out if "varlen" in function else "batch 3" in out
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_explain_for_a_gpu(arch: str, function: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--function", function, "--arch", arch]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{function} on {arch}\n")
+    reason = "a decode step reads and writes each state once" if "update" in function else "token by token"
+    assert f"backend   recurrence: {reason}" in out
+
+
+def test_compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each kernel; here all are compiled already, but for one that fails."""
+    asked = ["compile", "--model", "nemotron-nano-9b-v2", "--arch", "sm_90a", "--dtype", "fp16"]
+    monkeypatch.setattr(compiler, "is_cached", lambda kernel, arch: (kernel.dtype, arch) == ("float16", "sm_90a"))
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and all(line.endswith("  compiled") for line in lines)
+    assert lines[0].startswith("prefill ") and lines[-1].startswith("decode on a pool ")
+    monkeypatch.setattr(models, "warm_up", lambda *arguments: {"prefill": "compiled", "decode": "failed: no room"})
+    assert main(asked) == 1
+    assert capsys.readouterr().out.splitlines()[1].split(maxsplit=1) == ["decode", "failed: no room"]
+
+
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--arch", "sm_100a"], "no kernel for cuda tensors (sm_100a)"),
+        (["--model", "gpt-2"], "model is 'gpt-2', expected one of mamba2-130m"),
+        (["--model", "bamba-9b", "--arch", "sm_1"], "arch is 'sm_1', expected 'cpu' or one of sm_80"),
+        (["--model", "bamba-9b", "--arch", "cpu"], "arch is 'cpu', expected a GPU architecture: sm_80"),
+    ],
+)
+def test_compile_refuses_in_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (
+            ["--arch", "sm_100a", "--dstate", "512"],
+            "no kernel on sm_100a for this call: dstate is 512, expected at most",
+        ),
         (["--arch", "sm_1"], "arch is 'sm_1', expected 'cpu' or one of"),
         (["--ngroups", "3"], "ngroups (axis 2) 3, expected a divisor of nheads 16"),
         (["--headdim", "-64"], "headdim is -64, expected"),

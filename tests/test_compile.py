@@ -3,15 +3,17 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import cute_ssd
 from cute_ssd import compile as compiler
-from cute_ssd import launch
+from cute_ssd import launch, models
 from cute_ssd.kernels.dims import Recurrence
 
 pytest.importorskip("cutlass")
@@ -52,7 +54,7 @@ def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
 
 
-def refuse(*arguments: object) -> None:
+def refuse(*arguments: object, **options: object) -> None:
     raise AssertionError("compiled again")
 
 
@@ -177,3 +179,58 @@ def test_the_emulator_runs_what_the_disk_holds(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(first, again)
     outside = compiler._compiled
     assert all(emulated for _, _, emulated in outside)
+
+
+def test_warm_up_starts_no_process_for_what_is_there(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call compiles, the second only looks, one after some damage compiles what is damaged."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent))  # of the processes; theirs is a directory below it
+    home = tmp_path.parent / "cute_ssd"
+    monkeypatch.setattr(compiler, "cache_directory", lambda: home)
+    wanted = {"decode": SMALL, "decode on a pool": replace(SMALL, slots="int32")}
+    monkeypatch.setattr(models, "kernels", lambda model, arch, dtype: wanted)
+    (home / "kernels").mkdir(parents=True, exist_ok=True)
+    compiler.compiled(SMALL, "sm_90a")
+    started = []
+
+    class Counted(models.ProcessPoolExecutor):
+        def __init__(self, jobs: int, **options: Any) -> None:
+            started.append(jobs)
+            super().__init__(jobs, **options)
+
+    monkeypatch.setattr(models, "ProcessPoolExecutor", Counted)
+    done = dict.fromkeys(wanted, "compiled")
+    assert models.warm_up("any", "sm_90a", jobs=2) == done and started == [1]
+    monkeypatch.setattr(models, "ProcessPoolExecutor", refuse)
+    assert models.warm_up("any", "sm_90a") == done
+    assert len(entries(home / "kernels")) == 2 and all(compiler.is_cached(k, "sm_90a") for k in wanted.values())
+    assert not compiler.is_cached(SMALL, "sm_80")
+    damaged = home / "kernels" / compiler._key(SMALL, "sm_90a") / compiler.OBJECT
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert not compiler.is_cached(SMALL, "sm_90a")
+    with pytest.raises(AssertionError, match="compiled again"):  # a process was asked for
+        models.warm_up("any", "sm_90a")
+
+
+def test_warm_up_says_what_failed(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kernel for an architecture that the compiler does not know."""
+
+    class Broken:
+        def __init__(self, jobs: int, **options: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def submit(self, function: Any, *arguments: Any) -> Any:
+            future: Future[None] = Future()
+            future.set_exception(RuntimeError("no such arch"))
+            return future
+
+    monkeypatch.setattr(models, "ProcessPoolExecutor", Broken)
+    outcome = models.warm_up("nemotron-nano-9b-v2", "sm_100a")
+    assert len(outcome) == 6 and set(outcome.values()) == {"failed: no such arch"}
+    with pytest.raises(cute_ssd.ShapeError, match=r"model is 'gpt-2', expected one of mamba2-130m, .*nano-9b-v2"):
+        models.warm_up("gpt-2", "sm_100a")

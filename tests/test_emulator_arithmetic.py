@@ -156,9 +156,11 @@ def test_dot_products(first, second):
     inputs = [rng.integers(0, 2**32, 300, np.uint32) for _ in range(3)]
     four = range(0, 32, 8)
     check(
-        f"dp4a.{first}.{second}", "u32", inputs,
+        f"dp4a.{first}.{second}",
+        "u32",
+        inputs,
         lambda a, b, c: c + sum(part(a, k, 8, first) * part(b, k, 8, second) for k in four),
-    )  # fmt: skip
+    )
     for mode, start in (("lo", 0), ("hi", 16)):
 
         def expected(a: int, b: int, c: int, start: int = start) -> int:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cute_ssd.emulator.build import EmulatorError, shared_library
-from cute_ssd.emulator.launch import EmulatedDevice, KernelLaunch, runtime
+from cute_ssd.emulator.launch import ANSWERED, EmulatedDevice, KernelLaunch, redirected, runtime
 from cute_ssd.emulator.script import run_script
 from cute_ssd.emulator.session import Session
 
@@ -246,6 +246,13 @@ with Session("sm_100a", launches.append):
     assert len(launches) == 1
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+def test_an_object_file_is_told_the_names_of_the_shim():
+    names = b"\0_cudaLaunchKernel\0my_cudaLaunchKernel\0_cudaLaunchKernelEx\0_cudaMalloc\0"
+    renamed = b"\0_emulLaunchKernel\0my_cudaLaunchKernel\0_emulLaunchKernelEx\0_cudaMalloc\0"
+    assert redirected(names) == renamed
+    assert all(len(name) == len(answer) and name != answer for name, answer in ANSWERED.items())
 
 
 def test_a_function_compiled_for_another_arch_is_refused(recorder, pair):

@@ -56,8 +56,10 @@ def test_ldmatrix(count: int, transposed: bool) -> None:
         st.shared.v4.b32 [%x0], {{%a0, %a1, %a2, %a3}}; bar.warp.sync -1;
         mul.lo.u32 %x1, %t, 5; add.u32 %x1, %x1, 3; and.b32 %x1, %x1, 31; mad.lo.u32 %x1, %x1, 48, %s;
         ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {vector("d", count)}, [%x1];""",
-        data, count, sanitize=True,
-    )  # fmt: skip
+        data,
+        count,
+        sanitize=True,
+    )
     rows = np.ascontiguousarray(data.T).view(np.uint16)[(5 * LANE + 3) % 32]  # row of lane i
     for k in range(count):
         np.testing.assert_array_equal(out[k], fragments(rows[8 * k : 8 * k + 8], transposed))
@@ -76,8 +78,10 @@ def test_stmatrix(count: int, transposed: bool) -> None:
         DONE: mov.b32 %d0, 0; mov.b32 %d1, 0; mov.b32 %d2, 0; mov.b32 %d3, 0; END:""".replace(
             "mad", ".reg .pred %p; mad", 1
         ),
-        data, 4, sanitize=True,
-    )  # fmt: skip
+        data,
+        4,
+        sanitize=True,
+    )
     rows = np.ascontiguousarray(out.T).view(np.uint16)
     for k in range(count):
         np.testing.assert_array_equal(data[k], fragments(rows[8 * k : 8 * k + 8], transposed))
@@ -89,8 +93,9 @@ def test_generic_address_and_offset() -> None:
         """mad.lo.u32 %x0, %t, 16, %s; st.shared.v4.b32 [%x0+64], {%a0, %a1, %a2, %a3}; bar.warp.sync -1;
         cvt.u64.u32 %w, %x0; cvta.shared.u64 %w, %w;
         ldmatrix.sync.aligned.m8n8.x1.b16 {%d0}, [%w+64];""",
-        data, 1,
-    )  # fmt: skip
+        data,
+        1,
+    )
     np.testing.assert_array_equal(out[0], fragments(np.ascontiguousarray(data.T).view(np.uint16)[:8], False))
 
 
@@ -208,7 +213,7 @@ def test_mma_rounds_like_float32_and_drops_tf32_bits() -> None:
         "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%d0,%d1,%d2,%d3}, {%d0,%d1}, {%d0,%d1}, "
         "{%d0,%d1,%d2,%d3}, %d0, 0;",
     ],
-)  # fmt: skip
+)
 def test_refused(text: str) -> None:
     with pytest.raises(UnsupportedInstruction):
         run_warp(text, words(1), 4)

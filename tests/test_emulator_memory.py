@@ -155,16 +155,21 @@ def test_prefetches_change_nothing():
 
 def test_the_highest_lane_wins_a_location():
     result = np.zeros((1, 4), np.uint32)
-    launch("ld.param.u64 %d1, [p0]; st.global.u32 [%d1], %t; st.shared.u32 [buf], %t; ld.shared.u32 %r3, [buf];"
-           "st.global.u32 [%d1+4], %r3;", result)  # fmt: skip
+    launch(
+        "ld.param.u64 %d1, [p0]; st.global.u32 [%d1], %t; st.shared.u32 [buf], %t; ld.shared.u32 %r3, [buf];"
+        "st.global.u32 [%d1+4], %r3;",
+        result,
+    )
     assert result[0].tolist() == [31, 31, 0, 0]
 
 
 def test_poison():
     """What nothing wrote is ones: NaN in every floating-point format."""
     result = np.zeros((32, 2), np.uint64)
-    launch("mov.u64 %d3, depot; ld.local.b64 %d1, [%d3+56]; ld.shared.b64 %d2, [%s];"
-           "st.global.v2.b64 [%g0], {%d1, %d2};", result)  # fmt: skip
+    launch(
+        "mov.u64 %d3, depot; ld.local.b64 %d1, [%d3+56]; ld.shared.b64 %d2, [%s];st.global.v2.b64 [%g0], {%d1, %d2};",
+        result,
+    )
     assert (result == 2**64 - 1).all()
 
 

@@ -420,6 +420,9 @@ def reverse(x: cute.Tensor, y: cute.Tensor, synchronised: cutlass.Constexpr):
 
 if __name__ == "__main__":
     x, y = torch.arange(64.0).cuda(), torch.empty(64, device="cuda")
+    half = x[:32]
+    assert x.data_ptr() % 256 == y.data_ptr() % 256 == torch.empty_like(half).data_ptr() % 256 == 0
+    assert half.to("cuda", torch.float16).data_ptr() % 256 == 0 and half.data_ptr() == x.data_ptr()
     arguments = from_dlpack(x, assumed_align=128), from_dlpack(y, assumed_align=128)
     cute.compile(reverse, *arguments, "racy" not in sys.argv[1:])(*arguments)
     torch.cuda.synchronize()

@@ -168,7 +168,8 @@ def test_prefill_writes_nothing(changes: dict[str, Any], error: type[Exception],
     assert torch.equal(pool, before) and (out == 5).all()
 
 
-def test_out_that_shares_memory() -> None:
+@pytest.mark.emulated("sm_100a")
+def test_out_that_shares_memory(device: str) -> None:
     arguments, _, _ = prefill()
     with pytest.raises(ShapeError, match="out shares memory"):
         cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "out": arguments["x"]})
@@ -234,7 +235,8 @@ def test_errors_are_what_they_say() -> None:
     assert issubclass(UnsupportedError, NotImplementedError)
 
 
-def test_a_pool_that_shares_memory() -> None:
+@pytest.mark.emulated("sm_100a")
+def test_a_pool_that_shares_memory(device: str) -> None:
     arguments, pool, _ = prefill()
     x = pool.view(-1)[: 20 * 4 * 8].view(20, 4, 8)
     with pytest.raises(ShapeError, match="ssm_pool shares memory"):
@@ -283,5 +285,5 @@ def test_explain_unknown() -> None:
         cute_ssd.explain(torch.add, torch.zeros(1))
     with pytest.raises(ShapeError, match="sm_999"):
         cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **inputs(), chunk_size=64, arch="sm_999")
-    with pytest.raises(UnsupportedError, match=r"sm_100a.*CPU"):
-        cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **inputs(), chunk_size=64, arch="sm_100a")
+    with pytest.raises(UnsupportedError, match=r"dstate is 300.*CPU"):
+        cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **inputs(dstate=300), chunk_size=64, arch="sm_100a")

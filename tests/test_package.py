@@ -78,7 +78,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_wheel_holds_the_package_and_its_data(wheel: zipfile.ZipFile) -> None:
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "cute_ssd").rglob("*.py")}
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert packed == sources | {"cute_ssd/py.typed", "cute_ssd/data/sol_suite.json"}
+    kinds = ("data/*.json", "*/README.md", "emulator/shim.c", "emulator/engine/*.cpp", "emulator/engine/*.h")
+    data = {str(p.relative_to(ROOT)) for kind in kinds for p in (ROOT / "cute_ssd").glob(kind)}
+    assert {"cute_ssd/data/sol_suite.json", "cute_ssd/emulator/README.md"} < data and len(data) > 30
+    assert packed == sources | data | {"cute_ssd/py.typed"}
     assert any(name.endswith("LICENSE") for name in wheel.namelist())
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import cute_ssd
 from cute_ssd import reference
+from cute_ssd.device import Device
+from cute_ssd.plan import plan
 
 from .common import check, extras, inputs, packed
 
@@ -30,6 +32,7 @@ def against_recurrence(made: dict[str, Any], **kwargs: Any) -> tuple[Tensor, Ten
     return y, final
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("A", [-1e6, -3e4])
 def test_huge_decay_is_finite(device: str, A: float) -> None:
     """vllm#37501: rounding made cs_last - cs_k positive, Inf in the state, NaN at decode."""
@@ -38,6 +41,7 @@ def test_huge_decay_is_finite(device: str, A: float) -> None:
     against_recurrence(made)
 
 
+@pytest.mark.emulated("sm_100a")
 def test_a_huge_step_keeps_the_digits_of_small_ones(device: str) -> None:
     """The fault behind vllm#37501: after one huge step, sums in fp32 have no digits left for the next decays."""
     made = inputs(1, 64, device=device)
@@ -45,6 +49,7 @@ def test_a_huge_step_keeps_the_digits_of_small_ones(device: str) -> None:
     against_recurrence(made)
 
 
+@pytest.mark.emulated("sm_100a")
 def test_infinite_decay(device: str) -> None:
     """log_decay -inf forgets everything before; it must not become inf - inf."""
     made = inputs(1, 100, device=device)
@@ -57,6 +62,7 @@ def test_infinite_decay(device: str) -> None:
     check(final, true[1], eager[1])
 
 
+@pytest.mark.emulated("sm_100a")
 def test_growth(device: str) -> None:
     """A above zero lets the state grow; the masked half of the tile then holds the small exponentials."""
     made = inputs(1, 150, device=device)
@@ -64,6 +70,7 @@ def test_growth(device: str) -> None:
     against_recurrence(made)
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("dt", [21.0, 90.0, 200.0, 1e4])
 def test_softplus_is_linear_above_twenty(device: str, dt: float) -> None:
     """TRT-LLM#14652: log(exp(dt) + 1) overflows."""
@@ -73,6 +80,7 @@ def test_softplus_is_linear_above_twenty(device: str, dt: float) -> None:
     assert torch.equal(plain, cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, dt_softplus=True))
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("dt", [-10.0, -17.0, -30.0, -80.0])
 def test_softplus_far_below_zero(device: str, dt: float) -> None:
     """log(exp(dt) + 1) is exactly 0 below -17; log1p keeps the relative precision."""
@@ -143,6 +151,7 @@ def test_headdim_80(device: str) -> None:
     against_recurrence(inputs(1, 70, 16, 80, 8, 128, device=device))
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("seqlen", range(1, 9))
 def test_tiny_sequences(device: str, seqlen: int) -> None:
     """fla#88: compile error for L <= 8."""
@@ -216,15 +225,16 @@ def test_slot_offsets_beyond_two_to_the_31(device: str, untouched_memory: None) 
         dt_softplus=False,
     )
     want, final = cute_ssd.mamba_chunk_scan_varlen(
-        **made, query_start_loc=offsets, initial_states=start, return_final_states=True
+        **made, query_start_loc=offsets, initial_states=start, return_final_states=True, state_dtype=torch.float16
     )
-    assert torch.equal(y, want) and torch.equal(pool[2049:], final.half())
+    assert torch.equal(y, want) and torch.equal(pool[2049:], final)
     step = {n: t[0:1] if n != "A" else t for n, t in made.items()}
     before = pool[2049:].clone()
     y = cute_ssd.selective_state_update(pool, **step, state_batch_indices=slots)
     assert torch.equal(y, cute_ssd.selective_state_update(before, **step)) and torch.equal(pool[2049:], before)
 
 
+@pytest.mark.emulated("sm_100a")
 def test_initial_states_of_a_single_sequence(device: str) -> None:
     """vllm#22034: ignored when there is one sequence."""
     made = inputs(1, 20, device=device)
@@ -297,6 +307,7 @@ def test_more_than_one_chunk(device: str) -> None:
     against_recurrence(inputs(1, 3 * 64 + 5, device=device))
 
 
+@pytest.mark.emulated("sm_100a")
 def test_repeated_offsets(device: str) -> None:
     """Megatron#3282: repeated trailing offsets; the slot of an empty sequence is untouched (also vllm#37728)."""
     made = packed(inputs(1, 40, device=device))
@@ -325,6 +336,7 @@ def test_packed_documents_do_not_leak(device: str) -> None:
     assert torch.equal(by_ids, torch.cat(alone, 1)) and torch.equal(by_offsets, by_ids)
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("pad", [-1, 0, 7])
 def test_padding_writes_no_slot(device: str, pad: int) -> None:
     """sglang#36880, #36885, TRT-LLM#13151: padded rows alias a live slot; repeated padding is harmless."""
@@ -346,6 +358,7 @@ def test_padding_writes_no_slot(device: str, pad: int) -> None:
     assert torch.equal(pool[others], before[others])
 
 
+@pytest.mark.emulated("sm_100a")
 def test_state_after_the_last_real_token(device: str) -> None:
     """vllm#55178: the state was saved after the padding positions."""
     made = packed(inputs(1, 12, device=device))
@@ -358,6 +371,7 @@ def test_state_after_the_last_real_token(device: str) -> None:
     assert torch.equal(got, want)
 
 
+@pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("pad", [1, 8, 32])
 def test_views_of_one_projection(device: str, pad: int) -> None:
     """vllm#32710, TRT-LLM#14439, vllm#48363: column slices with odd row pitch and 2-byte alignment."""
@@ -393,11 +407,13 @@ def test_mutated_arguments_are_declared() -> None:
 
 def test_unsupported_architecture_names_what_is_supported() -> None:
     """flashinfer#3668: a cryptic error "sm_120a"."""
-    made = inputs()
-    with pytest.raises(cute_ssd.UnsupportedError, match=r"sm_120a.*runs on the CPU.*x\.cpu\(\)"):
-        cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **made, chunk_size=64, arch="sm_120a")
+    how = cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **inputs(), chunk_size=64, arch="sm_120a")
+    assert how.backend == "recurrence"
+    with pytest.raises(cute_ssd.UnsupportedError, match=r"\(sm_101a\).*runs on the CPU and on .*sm_120a.*x\.cpu\(\)"):
+        plan(how.problem, Device("cuda", "sm_101a"))
 
 
+@pytest.mark.emulated("sm_100a")
 def test_results_are_not_reused_buffers(device: str) -> None:
     """FlashInfer's final states are a cached buffer that the next call overwrites."""
     made = inputs(device=device)

@@ -144,8 +144,10 @@ def test_the_best_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert suite.best_device() == ("cpu", "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "A GPU")
     device, note = suite.best_device()
     assert device == "cpu" and note.startswith("A GPU is not used: ssd_chunk_scan has no kernel")
-    assert "sm_90a" in note
+    assert "sm_75" in note
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    assert suite.best_device() == ("cuda", "")

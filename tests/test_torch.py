@@ -95,12 +95,14 @@ def count_compiles(function: Callable[..., Any], calls: list[dict[str, Any]]) ->
     return graphs
 
 
-def test_compile_scan_once_for_all_lengths() -> None:
+@pytest.mark.emulated("sm_100a")
+def test_compile_scan_once_for_all_lengths(device: str) -> None:
     calls = [{**inputs(2, n), "chunk_size": 64, "return_final_states": True} for n in (20, 30, 40, 200)]
     assert count_compiles(cute_ssd.mamba_chunk_scan_combined, calls) == 1
 
 
-def test_compile_ssd_once_for_all_lengths() -> None:
+@pytest.mark.emulated("sm_100a")
+def test_compile_ssd_once_for_all_lengths(device: str) -> None:
     calls = []
     for n in (20, 30, 40):
         made = inputs(2, n)
@@ -108,7 +110,8 @@ def test_compile_ssd_once_for_all_lengths() -> None:
     assert count_compiles(cute_ssd.ssd_chunk_scan, calls) == 1
 
 
-def test_compile_varlen_and_pool_once_for_all_lengths() -> None:
+@pytest.mark.emulated("sm_100a")
+def test_compile_varlen_and_pool_once_for_all_lengths(device: str) -> None:
     calls = []
     for n in (20, 30, 40):
         p = packed(inputs(1, n))
@@ -120,7 +123,8 @@ def test_compile_varlen_and_pool_once_for_all_lengths() -> None:
     assert count_compiles(cute_ssd.mamba_chunk_scan_varlen_inplace, calls) == 1
 
 
-def test_compile_decode_once_for_all_batches() -> None:
+@pytest.mark.emulated("sm_100a")
+def test_compile_decode_once_for_all_batches(device: str) -> None:
     calls = []
     for n in (3, 5, 6):
         step = {name: t[:, 0] if name != "A" else t for name, t in inputs(n, 1).items()}

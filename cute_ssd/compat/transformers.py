@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import api
+from ..device import Device
 from ..errors import DtypeError, UnsupportedError
 from ._patching import Handle
 
@@ -145,6 +146,7 @@ def _chunk_scan(
     if initial_states is not None and torch.is_grad_enabled():
         # The mixer writes the new state into this tensor, which autograd keeps for the backward pass.
         initial_states = initial_states.clone()
+    hidden_states, B, C = _channels_last(hidden_states), _channels_last(B), _channels_last(C)
     return api.mamba_chunk_scan_combined(
         hidden_states,
         dt,
@@ -162,6 +164,12 @@ def _chunk_scan(
         (float(dt_limit[0]), float(dt_limit[1])),
         return_final_states,
     )
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """On a GPU a copy where the tokens lie next to each other, as torch's convolution leaves them (causal_conv1d's does
+    not): kernels there read whole rows of channels."""
+    return tensor if tensor.stride(-1) == 1 or Device.of(tensor.device).kind != "cuda" else tensor.contiguous()
 
 
 def _state_update(

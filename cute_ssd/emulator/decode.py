@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 
@@ -107,7 +108,7 @@ class Modifiers:
             raise UnsupportedInstruction(self.instruction, f"unknown modifier .{self.left[0]}")
 
 
-COPIES, COMPUTES, DECIDES = 1, 0, 2
+COPIES, COMPUTES, DECIDES, STORES = 1, 0, 2, 3
 """What a record does with undefined operands (core.h, Record::use). Kernels compute with garbage in lanes that never
 store it."""
 
@@ -389,7 +390,7 @@ class Decoder:
         if self._first:
             number = self._class if count_as is None else class_number(count_as)
             self._first = False
-        use = COPIES if copies else COMPUTES if self._computes() else DECIDES
+        use = COPIES if copies else self._use()
         try:
             index = self.handlers[handler]
         except KeyError:
@@ -400,15 +401,15 @@ class Decoder:
         self._sources = []
         self._targets = []
 
-    def _computes(self) -> bool:
-        """Whether undefined operands only make the result undefined; other instructions act on them (an address, a
-        stored value)."""
+    def _use(self) -> int:
+        """Whether undefined operands only make the result undefined (what is stored, but not where), or are acted on
+        (an address, a value stored to global memory)."""
         i = self.instruction
-        if i.opcode == "st":
-            return any(name.startswith(("shared", "local", "param")) for name in i.modifiers)
-        if i.opcode == "tcgen05":
-            return i.modifiers[0] == "st"
-        return i.opcode not in _ACTING
+        if i.opcode == "st" and any(name.startswith(("shared", "local", "param")) for name in i.modifiers):
+            return COMPUTES if "param" in i.modifiers else STORES
+        if i.opcode == "tcgen05" and i.modifiers[0] == "st":
+            return STORES
+        return DECIDES if i.opcode in _ACTING else COMPUTES
 
     def emit_branch(self, label: str) -> None:
         """A jump to a label (resolved when all records are there)."""
@@ -423,7 +424,7 @@ class Decoder:
 
     def decode(self) -> Program:
         """Walks the instructions once."""
-        from . import isa  # noqa: F401  (registers the families)
+        import_module(".isa", __package__)  # registers the families; they import this module
 
         starts = []
         for ins in self.kernel.instructions:

@@ -27,7 +27,7 @@ _MANGLED = re.compile(
 def short_name(kernel: str) -> str:
     """For messages: CuTe DSL appends the types of all arguments to a kernel's name, up to two hundred characters of
     them. In their place stand four digits of a hash, so that two kernels of one function remain two."""
-    if len(kernel) <= LONGEST_NAME:
+    if len(kernel) <= LONGEST_NAME and "kernel_cutlass_" not in kernel:
         return kernel
     match = _MANGLED.match(kernel)
     name, separator, owner = (match["name"] if match else kernel).partition("___main__")

@@ -214,7 +214,9 @@ def _answer_driver(patches: Patches, device: EmulatedDevice) -> None:
     def attribute(number: Any, *args: Any) -> int:
         return device.attribute(int(number))
 
-    nothing: Callable[..., Any] = lambda *args: None  # noqa: E731
+    def nothing(*args: Any) -> None:
+        pass
+
     both: dict[str, Callable[..., Any]] = {
         "GetDeviceCount": lambda: 1,
         "DeviceGetAttribute": attribute,

@@ -35,6 +35,8 @@ struct Grid {
     const Options& options;
     std::atomic<i64> next{0};
     std::atomic<u64> finished{0};
+    std::atomic<u64> progress{0};                              // clusters that started, did something, or finished
+    std::atomic<int> hopeful{0};                               // threads whose clusters may still go on by themselves
     std::atomic<bool> stop{false};
     std::mutex lock;
     std::vector<Fault> findings;
@@ -81,14 +83,17 @@ struct Grid {
 
     void work() {
         constexpr size_t RESIDENT = 64;
-        constexpr int PATIENCE = 1000;
         std::deque<std::unique_ptr<Cluster>> waiting;
-        std::unique_ptr<Cluster> spare;
-        int vain = 0;
+        std::unique_ptr<Cluster> c, spare;
+        size_t vain = 0;
         u64 seen = 0;
+        bool hoping = true;
+        const auto hope = [&](bool yes) {
+            if (yes != hoping) hopeful += yes ? 1 : -1;
+            hoping = yes;
+        };
         try {
             while (!stop) {
-                std::unique_ptr<Cluster> c;
                 i64 number = -1;
                 if (waiting.size() < RESIDENT && (number = next++) < size()) {
                     c = spare ? std::move(spare) : std::make_unique<Cluster>(program, launch, options);
@@ -96,7 +101,9 @@ struct Grid {
                     c->printed = &printed;
                     c->print_lock = &lock;
                     c->start(number);
+                    ++progress;
                 } else if (!waiting.empty()) {
+                    number = -1;
                     c = std::move(waiting.front());
                     waiting.pop_front();
                 } else break;
@@ -104,15 +111,18 @@ struct Grid {
                 const bool done = c->run();
                 collect(*c);
                 if (done) {
+                    ++progress;
                     ++finished;
-                    vain = 0;
                     check_time();
                     if (spare) retire(*spare);
                     spare = std::move(c);
                 } else {
-                    vain = number >= 0 || c->events != before || finished != seen ? 0 : vain + 1;
-                    seen = finished;
-                    if (vain > PATIENCE) throw Fault{"deadlock", "every CTA polls global memory in vain: " + c->waiting(), 0, ""};
+                    if (c->events != before) ++progress;
+                    const u64 now = progress;
+                    vain = now == seen && c->hopeless() ? vain + 1 : 0;
+                    seen = now;
+                    hope(vain <= waiting.size());              // each of them has been tried since anything happened
+                    if (!hoping && !hopeful && progress == now) throw Fault{"deadlock", "every CTA polls global memory in vain: " + c->waiting(), 0, ""};
                     waiting.push_back(std::move(c));
                 }
             }
@@ -121,8 +131,10 @@ struct Grid {
         } catch (const std::bad_alloc&) {
             fail({"memory", "the host has not enough memory for this kernel's CTAs", 0, ""});
         }
+        hope(false);
+        if (c) collect(*c), retire(*c);                        // what it found before the fault
         if (spare) retire(*spare);
-        for (auto& c : waiting) retire(*c);
+        for (auto& other : waiting) retire(*other);
     }
 };
 
@@ -151,7 +163,8 @@ int emu_run(const Program* program, const Launch* launch, const Options* options
     Grid grid(*program, *launch, *options);
     grid.counts.assign(program->nrecords, 0);
     std::vector<std::thread> threads;
-    const i64 n = std::min<i64>(options->threads, grid.size());
+    const i64 n = std::max<i64>(1, std::min<i64>(options->threads, grid.size()));
+    grid.hopeful = (int)n;
     for (i64 i = 1; i < n; ++i) threads.emplace_back([&] { grid.work(); });
     grid.work();
     for (auto& t : threads) t.join();

@@ -44,17 +44,20 @@ template <class U> static U operand(Warp& w, i32 slot, int lane) {
     else return (U)w.reg(slot, lane);
 }
 
-template <class U, auto F> static U apply(u8* at, Operands<U> x) {
+// Returns the old value; `changed` is set if the new one differs.
+template <class U, auto F> static U apply(u8* at, Operands<U> x, bool& changed) {
     U old;
     if (!x.global) {
         std::memcpy(&old, at, sizeof old);
         const U fresh = F(old, x);
         std::memcpy(at, &fresh, sizeof fresh);
+        changed |= fresh != old;
         return old;
     }
     U* const place = (U*)at;
     old = __atomic_load_n(place, __ATOMIC_SEQ_CST);
     while (!__atomic_compare_exchange_n(place, &old, F(old, x), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    changed |= F(old, x) != old;
     return old;
 }
 
@@ -64,19 +67,20 @@ template <class U, auto F> static Flow atom(Warp& w, const Record& r, u32 mask) 
     const i32* from = w.cta->cluster->program.pool + r.pool;
     Pointers lanes;
     const u32 shared = find(w, r, mask, sizeof(U) * count, lanes);
+    bool changed = false;                                      // an atomic that polls changes nothing
     for (u32 m = mask; m; m &= m - 1) {
         const int lane = first_lane(m);
         U old[8];
         for (int k = 0; k < count; ++k) {
             const U b = r.c >= 0 ? operand<U>(w, r.c, lane) : 0;
-            old[k] = apply<U, F>(lanes.at[lane] + k * sizeof(U), {operand<U>(w, from[k], lane), b, !(shared >> lane & 1)});
+            old[k] = apply<U, F>(lanes.at[lane] + k * sizeof(U), {operand<U>(w, from[k], lane), b, !(shared >> lane & 1)}, changed);
         }
         for (int k = 0; r.e && k < count; ++k) {                        // after all operands: a result may go to an operand's register
             if constexpr (sizeof(U) == 8) w.set_wide(from[count + k], lane, old[k]);
             else w.reg(from[count + k], lane) = old[k];
         }
     }
-    ++w.cta->cluster->events;
+    if (changed) ++w.cta->cluster->events;
     return Flow::next;
 }
 
@@ -128,7 +132,8 @@ template <class U, auto F> static Flow red_async(Warp& w, const Record& r, u32 m
         const u32 mbarrier = completion(w, r, lane, address, sizeof(U));
         const Operands<U> x{operand<U>(w, r.c, lane), 0, false};
         cluster.issue_tma(cluster.cta_of(address, w, r.line), [&cluster, &w, &r, to, x, mbarrier] {
-            apply<U, F>(to, x);
+            bool changed = false;
+            apply<U, F>(to, x, changed);
             cluster.mbarrier_complete(mbarrier, sizeof(U), w, r.line);
         });
     }

@@ -45,7 +45,8 @@ struct Record {
     i64 i0, i1;                 // immediates: address offsets, modes
     i32 sources, nsources;      // pool: slots that are read, predicates as ~number (for the check of undefined registers)
     i32 targets, ntargets;      // pool: slots and predicates that are written
-    i32 use;                    // of undefined operands: 1 copies them, 0 computes with them (the result is undefined), 2 acts on them
+    i32 use;                    // of undefined operands: 1 copies them, 0 computes with them (the result is undefined), 2 acts on them,
+                                // 3 acts on the address `a`
     i32 opcode_class;           // index of decode.py's class names; -1: further record of the same instruction
 };
 
@@ -138,7 +139,13 @@ struct Warp {
     std::vector<Group> groups;             // never empty while live
     u32 live = 0;                          // lanes that have not exited
     bool yielded = false;                  // it polled in vain (or ran out of its budget): give the others a turn
-    bool spinning = false;                 // it used a long quantum and changed nothing
+    i32 polled = -1;                       // the record at which it yielded
+    u64 idle = 0;                          // instructions since it changed anything
+    u32 vain = 0;                          // turns in a row in which it polled or spun: another group of lanes goes first
+    bool spinning = false;                 // idle for long
+    std::vector<u64> states;               // hashes of its registers while it spins and nothing happens in the cluster
+    u64 states_events = 0;                 // events at that time
+    bool stuck = false;                    // a state came again: it will spin until memory changes
     bool may_time_out = false;             // nothing else can run: a blocked try_wait returns false, as the device's does in time
     int barrier = -1;                      // named barrier at which it waits, its generation then
     u32 barrier_generation = 0;
@@ -218,6 +225,7 @@ struct Cluster {
     ~Cluster();
     void start(i64 which);                // the number-th cluster of the grid, everything poisoned
     bool run();                            // false: its warps poll memory that another cluster must change; throws Fault
+    bool hopeless() const;                 // after run() gave false: nothing in the cluster itself will ever change that
     std::string waiting() const;           // who waits for what
     void find(const std::string& kind, const Warp* w, int line, const std::string& message);
 
@@ -249,6 +257,7 @@ struct Cluster {
     bool live() const;
     void finish();                                                       // drains the queues, checks what is left behind
     bool turn(Warp&, u64 quantum);                                       // a step that achieved something
+    bool seen_before(Warp&);
     bool stall();                                                        // nothing moved: time out polls, or give up
     u64 stall_events = ~0ull;
     int stalls = 0;

@@ -5,6 +5,21 @@ namespace emu {
 
 std::atomic<u64> GlobalShadow::created{0};
 
+namespace {
+
+// Who accessed a granule last: cluster + 1 (0: nobody), its time, whether it was an atomic or strong access, which of the two bytes.
+struct Mark {
+    static constexpr u32 TIME_BITS = 9, LAST_TIME = (1 << TIME_BITS) - 1, MANY = (1 << 20) - 1;
+    u32 bits;
+    static Mark of(u32 cluster, u32 time, bool atomic, u32 bytes) { return {(cluster + 1) << 12 | std::min(time, LAST_TIME) << 3 | (u32)atomic << 2 | bytes}; }
+    u32 cluster() const { return bits >> 12; }
+    u32 time() const { return bits >> 3 & LAST_TIME; }
+    bool atomic() const { return bits >> 2 & 1; }
+    u32 bytes() const { return bits & 3; }
+};
+
+}  // namespace
+
 GlobalShadow::Page& GlobalShadow::page(u64 number) {
     static thread_local u64 owner = 0;                         // the page found last: accesses are local
     static thread_local u64 last = ~0ull;
@@ -21,39 +36,47 @@ GlobalShadow::Page& GlobalShadow::page(u64 number) {
     return *(found = slot.get());
 }
 
-GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, bool write) {
-    const u32 mine = (who.cluster + 1) << 8 | std::min(who.time, 255u);
+GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, Access access) {
     Conflict conflict;
-    auto unordered = [&](u32 other) {                          // 0: nobody
-        const u32 cluster = other >> 8;
-        if (!other || cluster == who.cluster + 1) return false;
-        if (cluster == MANY) return !who.synchronises;
-        if ((other & 255) == 255) return false;                // its time is no longer exact
-        const auto it = who.known.find(cluster - 1);
-        return it == who.known.end() || it->second < (other & 255);
+    if (who.cluster + 1 >= Mark::MANY) return conflict;
+    const bool atomic = access != Access::read && access != Access::write, reads = access == Access::read || access == Access::strong_read;
+    if (access != Access::strong_read) who.dirty = true;       // polls with a fence in the loop must not use up the time
+    auto unordered = [&](Mark other, u32 bytes) {
+        if (!(other.bytes() & bytes) || other.cluster() == who.cluster + 1 || (atomic && other.atomic())) return false;
+        if (other.cluster() == Mark::MANY) return !who.synchronises;
+        if (other.time() == Mark::LAST_TIME) return false;     // no longer exact
+        const auto it = who.known.find(other.cluster() - 1);
+        return it == who.known.end() || it->second < other.time();
     };
     u64 last = ~0ull, last_next = 0;                           // neighbours agree
-    for (u64 at = address / GRANULE, end = (address + n + GRANULE - 1) / GRANULE; at < end;) {
+    const u64 begin = address / GRANULE, end = (address + n + GRANULE - 1) / GRANULE;
+    for (u64 at = begin; at < end;) {
         const u64 number = at * GRANULE / PAGE;
         Page& p = page(number);
         const u64 stop = std::min(end, (number + 1) * (PAGE / GRANULE));
         for (; at < stop; ++at) {
+            const u32 bytes = 3 & (at == begin ? 3 << (address & 1) : 3) & (at + 1 == end ? 3 >> ((address + n) & 1) : 3);
             auto& cell = p.cells[at % (PAGE / GRANULE)];
             const u64 old = cell.load(std::memory_order_relaxed);
-            if (old == last) {
+            if (old == last && bytes == 3) {
                 if (last_next != old) cell.store(last_next, std::memory_order_relaxed);
                 continue;
             }
-            const u32 writer = (u32)(old >> 32), reader = (u32)old;
-            if (writer != mine && unordered(writer)) conflict = {true, (writer >> 8) - 1, true};
-            if (write && reader != mine && unordered(reader)) conflict = {true, (reader >> 8) - 1, false};
-            u64 next;
-            if (write) next = (u64)mine << 32;
-            else if (!reader || reader == mine || reader >> 8 == who.cluster + 1) next = (old & ~0xffffffffull) | mine;
-            else next = (old & ~0xffffffffull) | MANY << 8;
+            const Mark writer{(u32)(old >> 32)}, reader{(u32)old};
+            if (unordered(writer, bytes)) conflict = {true, writer.cluster() - 1, true};
+            if (!reads && unordered(reader, bytes)) conflict = {true, reader.cluster() - 1, false};
+            Mark mine = Mark::of(who.cluster, who.time, atomic, bytes);
+            u64 next = old;
+            if (!reads) {
+                if (writer.cluster() == mine.cluster()) mine.bits |= writer.bytes();
+                next = (u64)mine.bits << 32 | (reader.bytes() & ~bytes ? reader.bits : 0);
+            } else if (access == Access::read) {               // polls of a flag are not kept
+                if (reader.cluster() == mine.cluster()) mine.bits |= reader.bytes();
+                else if (reader.bits) mine.bits = Mark::MANY << 12 | reader.bytes() | bytes;
+                next = (old & ~0xffffffffull) | mine.bits;
+            }
             if (next != old) cell.store(next, std::memory_order_relaxed);
-            last = old;
-            last_next = next;
+            if (bytes == 3) last = old, last_next = next;
         }
     }
     return conflict;
@@ -73,12 +96,26 @@ void GlobalShadow::written(u64 address, u64 n, u8* out) {
     }
 }
 
+void GlobalShadow::merge(Known& into, const Known& from) {
+    for (auto& [cluster, time] : from) {
+        u32& mine = into[cluster];
+        mine = std::max(mine, time);
+    }
+}
+
+// What was accessed so far lies before the present time from now on.
+void GlobalShadow::advance(Who& who) {
+    if (who.dirty && who.time < Mark::LAST_TIME) ++who.time;
+    who.dirty = false;
+}
+
 void GlobalShadow::release(Who& who, u64 address) {
     std::lock_guard<std::mutex> hold(lock);
     Known& known = released[address];
-    for (auto& [cluster, time] : who.known) known[cluster] = std::max(known[cluster], time);
-    known[who.cluster] = std::max(known[who.cluster], std::min(who.time, 254u));
-    if (who.time < 255) ++who.time;
+    merge(known, who.known);
+    u32& mine = known[who.cluster];
+    mine = std::max(mine, std::min(who.time, Mark::LAST_TIME - 1));
+    advance(who);
 }
 
 void GlobalShadow::acquire(Who& who, u64 address) {
@@ -86,10 +123,33 @@ void GlobalShadow::acquire(Who& who, u64 address) {
     who.synchronises = true;
     auto it = released.find(address);
     if (it == released.end()) return;
-    for (auto& [cluster, time] : it->second) {
-        auto [mine, fresh] = who.known.emplace(cluster, time);
-        if (!fresh) mine->second = std::max(mine->second, time);
+    merge(who.known, it->second);
+    who.learned = true;
+}
+
+void GlobalShadow::fence(Who& who) {
+    if (who.learned || !who.pending.empty()) {
+        merge(who.known, who.pending);
+        who.pending.clear();
+        who.fenced = who.known;
     }
+    who.learned = false;
+    who.fenced_time = std::min(who.time, Mark::LAST_TIME - 1);
+    advance(who);
+}
+
+void GlobalShadow::strong(Who& who, u64 address, Access access) {
+    std::lock_guard<std::mutex> hold(lock);
+    if (access != Access::strong_write) {
+        who.synchronises = true;
+        auto it = released.find(address);
+        if (it != released.end()) merge(who.pending, it->second);
+    }
+    if (access == Access::strong_read || !who.fenced_time) return;
+    Known& known = released[address];
+    merge(known, who.fenced);
+    u32& mine = known[who.cluster];
+    mine = std::max(mine, who.fenced_time);
 }
 
 }  // namespace emu

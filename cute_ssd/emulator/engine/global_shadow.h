@@ -1,32 +1,42 @@
 // Which cluster wrote and read each piece of global memory during a launch: races between CTAs of different clusters.
 //
 // Clusters run on several host threads, so the table is shared and its cells are relaxed atomics. A cluster's time advances with each
-// of its releases at gpu scope; an acquire learns the times that were released to the same address.
+// of its releases and fences at gpu scope; an acquire learns the times that were released to the same address. A strong access that
+// is not ordered itself does the same together with a fence: it hands on what was before the last fence, and what it reads counts
+// after the next one.
 #pragma once
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
-#include "core.h"
+#include "sanitizer.h"
 
 namespace emu {
 
 class GlobalShadow {
   public:
     using Known = std::unordered_map<u32, u32>;                // cluster -> time
-    struct Who { u32 cluster = 0, time = 1; Known known; bool synchronises = false; };
+    struct Who {
+        u32 cluster = 0, time = 1, fenced_time = 0;            // fenced_time: at the last fence, 0: there was none
+        Known known, fenced, pending;                          // pending: known after the next fence
+        bool synchronises = false;
+        bool dirty = false, learned = false;                   // since the last change of time; since the last fence
+    };
     struct Conflict { bool found = false; u32 cluster = 0; bool was_write = false; };
 
     // Marks [address, address + n) as accessed; returns the first unordered access of another cluster.
-    Conflict access(Who& who, u64 address, u64 n, bool write);
+    Conflict access(Who& who, u64 address, u64 n, Access access);
     void written(u64 address, u64 n, u8* out);                 // out[i] |= 1 where bytes 2i, 2i + 1 were written
     void release(Who& who, u64 address);
     void acquire(Who& who, u64 address);
+    void fence(Who& who);
+    void strong(Who& who, u64 address, Access access);         // relaxed or volatile
 
   private:
     static constexpr u64 GRANULE = 2, PAGE = 1 << 14;          // bytes: two bf16 of neighbours do not collide
-    static constexpr u32 MANY = 0xffffff;
-    struct Page { std::atomic<u64> cells[PAGE / GRANULE]; };   // writer 24 bits, time 8 bits, reader 24 bits, time 8 bits
+    struct Page { std::atomic<u64> cells[PAGE / GRANULE]; };   // writer, reader: see Mark
+    static void merge(Known& into, const Known& from);
+    void advance(Who& who);
     Page& page(u64 number);
     static std::atomic<u64> created;
     const u64 identity = ++created;                            // an address may be used again, a number is not

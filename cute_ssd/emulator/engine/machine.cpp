@@ -136,7 +136,11 @@ static void start_warp(Warp& w) {
     const int first = w.id * LANES, nlanes = std::min(LANES, cta.nthreads - first);
     w.live = nlanes == LANES ? ALL_LANES : (1u << nlanes) - 1;
     w.groups.assign(1, {0, w.live});
-    w.yielded = w.may_time_out = w.cluster_arrived = false;
+    w.yielded = w.may_time_out = w.cluster_arrived = w.spinning = w.stuck = false;
+    w.idle = 0;
+    w.vain = 0;
+    w.polled = -1;
+    w.states.clear();
     w.barrier = -1;
     w.bulk = w.copies = AsyncGroups();
     w.tmem_stores.clear();
@@ -176,9 +180,15 @@ void Cluster::start(i64 which) {
 // Values that depend on registers nothing wrote, or on a tcgen05.ld still in flight. The first travel through arithmetic and are
 // reported where an instruction acts on them; the second may only be moved.
 void Cluster::check_registers(Warp& w, const Record& r, u32 mask) {
-    enum { COMPUTES, COPIES, DECIDES };
+    enum { COMPUTES, COPIES, DECIDES, STORES };
     const i32 *sources = program.pool + r.sources, *targets = program.pool + r.targets;
     u32 undefined = 0, in_flight = 0;
+    // Mostly everything is defined.
+    const auto marks = [&](i32 s) { return s < 0 ? w.undefined_preds[~s] : w.undefined[s] | w.in_flight[s]; };
+    u32 any = 0;
+    for (i32 i = 0; i < r.nsources; ++i) any |= marks(sources[i]);
+    for (i32 i = 0; i < r.ntargets; ++i) any |= marks(targets[i]);
+    if (!(any & mask)) return;
     for (i32 i = 0; i < r.nsources; ++i) {
         const i32 s = sources[i];
         undefined |= s < 0 ? w.undefined_preds[~s] : w.undefined[s];
@@ -204,7 +214,8 @@ void Cluster::check_registers(Warp& w, const Record& r, u32 mask) {
         for (i32 i = 0; i < r.ntargets; ++i) mark(targets[i], marks[i][0], marks[i][1]);
         return;
     }
-    if (r.use == DECIDES && undefined) {
+    if (r.use == STORES) undefined = r.a < 0 ? 0 : w.undefined[r.a] & mask;
+    if ((r.use == DECIDES || r.use == STORES) && undefined) {
         find("undefined value", &w, r.line, format("lane %d uses a value that depends on a register nothing has written", first_lane(undefined)));
         undefined = 0;
     }
@@ -257,6 +268,7 @@ u64 Cluster::run_group(Warp& w, size_t index, u64 quantum) {
             return ran;
         }
         if (r.handler == 2) {                                           // brx.idx: one group per target
+            if (w.undefined) check_registers(w, r, mask);
             ++counts[pc]; ++ran;
             w.groups.erase(w.groups.begin() + index);
             if (mask != active) w.groups.push_back({pc + 1, active & ~mask});
@@ -272,15 +284,19 @@ u64 Cluster::run_group(Warp& w, size_t index, u64 quantum) {
         }
         if (w.undefined) check_registers(w, r, mask);
         if (handlers[pc](w, r, mask) == Flow::block) break;
-        ++counts[pc]; ++ran; ++pc;
-        if (w.yielded) break;
+        ++counts[pc]; ++ran;
+        if (w.yielded) {
+            w.polled = pc++;
+            break;
+        }
+        ++pc;
     }
     w.groups[index].pc = pc;
     return ran;
 }
 
 // Lanes at the same instruction run together; the lowest instruction goes first, so that branches reconverge. When that group
-// blocks the others may go on (independent thread scheduling) as far as instructions allow that need the whole warp.
+// blocks or polls the others may go on (independent thread scheduling) as far as instructions allow that need the whole warp.
 bool Cluster::step(Warp& w, u64 quantum) {
     auto& groups = w.groups;
     if (groups.size() > 1) {
@@ -291,8 +307,9 @@ bool Cluster::step(Warp& w, u64 quantum) {
             else groups[++last] = groups[i];
         groups.resize(last + 1);
     }
-    for (size_t i = 0; i < groups.size(); ++i) {
-        const u64 ran = run_group(w, i, quantum);
+    const size_t n = groups.size(), start = w.vain % n;
+    for (size_t i = 0; i < n; ++i) {
+        const u64 ran = run_group(w, (start + i) % n, quantum);
         clock += ran;
         w.ninstructions += ran;
         if (ran) return true;
@@ -303,6 +320,8 @@ bool Cluster::step(Warp& w, u64 quantum) {
 // ---- schedules -------------------------------------------------------------------------------------------------------
 
 constexpr u64 LONG_QUANTUM = 50000;        // a warp that runs so long without any effect may be polling global memory
+constexpr u64 HOPELESS = 200'000'000;      // one that runs so long without any effect is, although its registers change
+constexpr u64 DIVERGED_QUANTUM = 5000;     // the same for lanes whose warp has others that may go on
 constexpr int PATIENCE = 64;               // rounds in which polls time out and nothing changes: deadlock
 
 // A step achieved something unless the warp only polled.
@@ -310,9 +329,35 @@ bool Cluster::turn(Warp& w, u64 quantum) {
     if (!w.live) return false;
     const u64 before = events, start = w.ninstructions;
     w.yielded = false;
-    if (!step(w, quantum)) return false;
-    w.spinning = w.ninstructions - start >= LONG_QUANTUM && events == before;
-    return events != before || !(w.yielded || w.spinning);
+    w.polled = -1;
+    const bool diverged = w.groups.size() > 1;
+    if (!step(w, diverged ? std::min(quantum, DIVERGED_QUANTUM) : quantum)) return false;
+    if (events != before) {
+        w.idle = w.vain = 0;
+        w.spinning = w.stuck = false;
+        return true;
+    }
+    const u64 quanta = w.idle / LONG_QUANTUM;
+    if (!w.yielded) w.idle += w.ninstructions - start;
+    w.spinning = w.idle >= LONG_QUANTUM;
+    if (w.idle / LONG_QUANTUM != quanta) w.stuck = seen_before(w);
+    if (w.yielded || w.spinning || (diverged && w.idle >= DIVERGED_QUANTUM)) ++w.vain;
+    return !w.yielded && !w.spinning;
+}
+
+// Whether the warp's registers were the same before, with nothing happening in between: a loop that only memory can end.
+bool Cluster::seen_before(Warp& w) {
+    if (w.states_events != events) w.states.clear();
+    w.states_events = events;
+    u64 hash = w.live;
+    auto add = [&](u64 x) { hash = (hash ^ x) * 0x9e3779b97f4a7c15ull, hash ^= hash >> 29; };
+    for (const Group& g : w.groups) add((u64)g.pc << 32 | g.mask);
+    for (i32 p = 0; p < program.npredicates; ++p) add(w.preds[p]);
+    for (i64 i = 0; i < (i64)program.nslots * LANES; ++i) add(w.regs[i]);
+    for (u8 byte : w.local) add(byte);
+    if (std::find(w.states.begin(), w.states.end(), hash) != w.states.end()) return true;
+    if (w.states.size() < 1000) w.states.push_back(hash);
+    return false;
 }
 
 bool Cluster::pump_tma(Cta& cta) {
@@ -362,10 +407,17 @@ bool Cluster::stall() {
             w.may_time_out = true;
             spinning |= w.live && w.spinning;
         }
-    if (++stalls < PATIENCE) return true;
+    if (++stalls < (spinning && hopeless() ? PATIENCE / 16 : PATIENCE)) return true;
     stalls = 0;
     if (spinning) return false;
     throw Fault{"deadlock", "no warp can go on: " + waiting(), 0, ""};
+}
+
+bool Cluster::hopeless() const {
+    for (auto& cta : ctas)
+        for (const Warp& w : cta->warps)
+            if (w.live && w.spinning && !w.stuck && w.idle < HOPELESS) return false;
+    return true;
 }
 
 bool Cluster::round_robin() {
@@ -450,12 +502,17 @@ std::string Cluster::waiting() const {
         for (const Warp& w : cta->warps) {
             if (!w.live || ++listed > 24) continue;
             for (const Group& g : w.groups) {
-                const Record& r = program.records[g.pc];
+                const bool polls = w.polled >= 0 && g.pc == w.polled + 1;
+                const Record& r = program.records[polls ? w.polled : g.pc];
+                const std::string& name = handler_names()[r.handler];
                 text += format("%s%s at PTX line %d", text.empty() ? "" : "; ", w.name().c_str(), r.line);
-                if (w.barrier >= 0) {
-                    const auto& named = cta->named[w.barrier];
-                    text += format(" waits at barrier %d (%d of %d threads arrived)", w.barrier, named.arrived, named.expected);
-                } else if (handler_names()[r.handler].rfind("mbarrier.", 0) == 0) {
+                if (name == "bar.sync" || name == "bar.red") {
+                    const u32 id = const_cast<Warp&>(w).reg(r.a, first_lane(g.mask)) & 15;
+                    const auto& named = cta->named[id];
+                    text += format(" waits at barrier %u (%d of %d threads arrived)", id, named.arrived, named.expected);
+                } else if (name == "cluster.wait") {
+                    text += format(" waits at the barrier of the cluster (%u threads arrived)", barrier.arrived);
+                } else if (name.rfind("mbarrier.", 0) == 0) {
                     const u32 address = const_cast<Warp&>(w).reg(r.a, first_lane(g.mask)) + (u32)r.i0;
                     const u32 rank = address >> RANK_SHIFT, offset = address & OFFSET_MASK;
                     if (rank < ctas.size() && offset / 8 < ctas[rank]->mbarriers.size()) {
@@ -463,6 +520,12 @@ std::string Cluster::waiting() const {
                         text += format(" waits for the mbarrier at shared+%d (initialised at line %d; phase %u, %d of %d arrivals pending, %lld bytes expected)",
                                        (int)offset - (int)SHARED_BASE, b.line, b.phase, b.pending, b.count, (long long)b.tx);
                     }
+                } else if (name == "tcgen05.alloc") {
+                    text += " waits for columns of tensor memory";
+                } else if (w.spinning) {
+                    text += " polls memory";
+                } else if (w.live & ~g.mask) {
+                    text += format(" waits for the lanes 0x%08x of its warp", w.live & ~g.mask);
                 }
             }
         }

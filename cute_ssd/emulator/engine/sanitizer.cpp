@@ -1,6 +1,7 @@
 // Happens-before over warps, lanes and asynchronous engines (clocks.h), with one shadow cell per word of shared memory and per
 // column and 16 lanes of tensor memory. What an access conflicts with is decided when it is issued.
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 #include "clocks.h"
 #include "global_shadow.h"
@@ -12,6 +13,7 @@ namespace {
 
 constexpr u32 SEVERAL = LANES;                                 // "lane" of an access that several lanes made: those of the event
 constexpr u32 SET = 0x80000000u;                               // a read mark that names several readers
+constexpr u32 MIXED = 0x40000000u;                             // in Cell::write: its bytes have cells of their own
 
 // One (warp, record) at one time of its clock: all its executions until the warp's next synchronisation look the same.
 struct Event {
@@ -23,15 +25,21 @@ struct Event {
     const char* what;
     bool reads_only = false;
     u32 lanes = 0;                                             // that took part so far
+    enum : u8 { other, tensor, copy } kind = other;
+    Clock issued = 0;                                          // the warp's clock then
 };
 
-// Marks are event << 6 | lane; 0 is nobody. `defined` and the masks have one bit per byte of the word.
+// Marks are event << 6 | lane; 0 is nobody. `write` is the last plain write, `read` who has read or atomically updated since.
+// A word that is accessed in parts has one cell per byte, mixed[write & ~MIXED]; in these only bit 0 of `defined` counts.
 struct Cell {
     u32 write = 0, read = 0;
-    u8 write_bytes = 0, read_bytes = 0, defined = 0, unused = 0;
+    u8 defined = 0;                                            // one bit per byte
+    bool updated = false;                                      // `read` names atomics or strong accesses
+    u16 unused = 0;
 
-    bool operator==(const Cell&) const = default;
+    bool operator==(const Cell& o) const { return !std::memcmp(this, &o, sizeof o); }
 };
+using Bytes = std::array<Cell, 4>;
 
 struct WarpState {
     Clock clock = 1, synced = 0;                               // synced: own time up to which the lanes know each other's accesses
@@ -42,6 +50,7 @@ struct WarpState {
     Clock last_clock = 0;
     u32 last_event = 0;
     Access last_access = Access::read;
+    u64 last_execution = 0;
 };
 
 struct Sync {                                                  // an mbarrier, a named barrier, the cluster barrier
@@ -75,6 +84,10 @@ class HappensBefore final : public Sanitizer {
         engine_clock.clear();
         engine_names.clear();
         engine_of.clear();
+        waits.clear();
+        mixed.clear();
+        unused_mixed.clear();
+        old_read = old_mark = good_event = 0;
         shared_cells.resize(cluster.ctas.size());
         tmem_cells.resize(cluster.ctas.size());
         for (size_t i = 0; i < cluster.ctas.size(); ++i) {
@@ -95,12 +108,8 @@ class HappensBefore final : public Sanitizer {
     }
 
     void global(Warp& w, const Record& r, int, u64 address, u64 n, Access access) override {
-        if (access == Access::atomic) {                        // any atomic may be half of a hand-over; fences are not told apart
-            cluster.global_shadow->acquire(who, address);
-            cluster.global_shadow->release(who, address);
-            return;
-        }
-        check_global(w, r, address, n, access == Access::write);
+        if (access != Access::read && access != Access::write) cluster.global_shadow->strong(who, address, access);
+        check_global(w, r, address, n, access);
     }
 
     void begin_async(Warp& w, const Record& r, int issuer, Engine engine, u32 mbarrier) override {
@@ -117,12 +126,19 @@ class HappensBefore final : public Sanitizer {
         actor = {&w, &r, issuer, !generic, number + 1};
         actor.whole_warp = engine == Engine::tmem_load || engine == Engine::tmem_store;
         async_event = new_event({gid(w), r.line, number + 1, when, !generic, false, WHAT[(int)engine]});
+        Event& e = events[async_event];
+        e.lanes = 1u << issuer;
+        e.kind = engine == Engine::tensor ? Event::tensor : engine == Engine::copy ? Event::copy : Event::other;
+        e.issued = state(w).clock;
+        actor.kind = e.kind;
     }
 
-    void async_shared(u32 address, u32 n, Access access) override { touch_shared(address, n, access, async_event << 6 | SEVERAL); }
+    void async_shared(u32 address, u32 n, Access access) override {
+        touch_shared(address, n, access, async_event << 6 | (actor.kind == Event::copy ? (u32)actor.lane : SEVERAL));
+    }
 
     void async_global(u64 address, u64 n, Access access) override {
-        check_global(*actor.warp, *actor.record, address, n, access != Access::read);
+        check_global(*actor.warp, *actor.record, address, n, access);
     }
 
     void async_tmem(Cta& cta, int lane, int lanes, int column, int n, Access access) override {
@@ -231,6 +247,11 @@ class HappensBefore final : public Sanitizer {
         const u32 number = engine_number(w, engine);
         const Clock clock = engine_clock[number];
         if (clock <= pending) return;
+        if (engine == Engine::copy) {                          // see `awaited`
+            auto& list = waits[number];
+            if (list.empty() || list.back().first < clock - pending) list.push_back({clock - pending, state(w).clock});
+            return;
+        }
         Knowledge news;
         news.plain.advance(number, clock - pending);
         learn(w, lanes, news);
@@ -256,7 +277,9 @@ class HappensBefore final : public Sanitizer {
         ++s.clock;                                             // what follows is not fenced
     }
 
-    void fence(Warp&, u32, bool) override {}                   // generic fences: see `global`
+    void fence(Warp&, u32, bool gpu_scope) override {
+        if (gpu_scope) cluster.global_shadow->fence(who);
+    }
 
     void global_release(Warp&, int, u64 address) override { cluster.global_shadow->release(who, address); }
     void global_acquire(Warp&, int, u64 address) override { cluster.global_shadow->acquire(who, address); }
@@ -273,7 +296,7 @@ class HappensBefore final : public Sanitizer {
     }
 
   private:
-    struct Actor { Warp* warp; const Record* record; int lane; bool async_proxy; u32 engine; bool whole_warp = false, frees = false; };
+    struct Actor { Warp* warp; const Record* record; int lane; bool async_proxy; u32 engine; bool whole_warp = false, frees = false; u8 kind = Event::other; };
 
     int gid(const Warp& w) const { return first_warp[w.cta->rank] + w.id; }
     WarpState& state(const Warp& w) { return warps[gid(w)]; }
@@ -301,7 +324,7 @@ class HappensBefore final : public Sanitizer {
     }
 
     u32 engine_number(const Warp& w, Engine engine) {
-        const u64 key = (u64)engine << 32 | (engine == Engine::tensor ? (u32)w.cta->rank : (u32)gid(w));
+        const u64 key = (u64)engine << 32 | (u32)gid(w);
         auto [it, fresh] = engine_of.emplace(key, 0);
         if (fresh) {
             // Reads of registers end with the thread; copies and stores are reported by Cluster::finish. Only these may outlive a CTA:
@@ -314,7 +337,9 @@ class HappensBefore final : public Sanitizer {
     u32 new_event(const Event& event) {
         if (events.size() >= 1u << 24 || sets.size() >= 1u << 22) {
             for (auto* spaces : {&shared_cells, &tmem_cells})
-                for (auto& cells : *spaces) for (Cell& c : cells) c.write = c.read = 0;
+                for (auto& cells : *spaces) for (Cell& c : cells) c.write &= c.write & MIXED ? ~0u : 0, c.read = 0;
+            for (Bytes& bytes : mixed) for (Cell& c : bytes) c.write = c.read = 0;
+            old_read = old_mark = good_event = 0;
             for (WarpState& s : warps) s.last_record = -1;
             for (Sync& s : syncs) s.init_mark = 0;
             events.erase(events.begin() + 1, events.end());
@@ -328,12 +353,16 @@ class HappensBefore final : public Sanitizer {
     u32 warp_event(Warp& w, const Record& r, Access access) {
         WarpState& s = state(w);
         const i32 record = (i32)(&r - cluster.program.records);
-        if (s.last_record == record && s.last_clock == s.clock && s.last_access == access) return s.last_event;
-        static const char* const WHAT[] = {"a read", "a write", "an atomic"};
-        const u32 event = new_event({gid(w), r.line, 0, s.clock, false, access == Access::atomic, WHAT[(int)access], access == Access::read});
+        // Lanes may write to the same place in one instruction (a uniform value), not in two: each store is an event of its own.
+        const u64 execution = access == Access::write ? cluster.counts[record] : 0;
+        if (s.last_record == record && s.last_clock == s.clock && s.last_access == access && s.last_execution == execution) return s.last_event;
+        static const char* const WHAT[] = {"a read", "a write", "an atomic", "a read", "a write"};
+        const bool strong = access != Access::read && access != Access::write;
+        const u32 event = new_event({gid(w), r.line, 0, s.clock, false, strong, WHAT[(int)access], access == Access::read || access == Access::strong_read});
         s.last_record = record;
         s.last_clock = s.clock;
         s.last_access = access;
+        s.last_execution = execution;
         return s.last_event = event;
     }
 
@@ -394,19 +423,34 @@ class HappensBefore final : public Sanitizer {
         const Knowledge& known = view_of(*actor.warp, actor.lane);
         // A read is over when its warp goes on: nobody fences before the slot of a ring that it has read is written again.
         const bool must_be_fenced = actor.async_proxy && !e.async_proxy && !e.reads_only;
+        const View& view = must_be_fenced ? known.fenced : known.plain;
+        Clock clock = e.clock;
         if (e.engine) {
-            if (actor.engine == e.engine && !actor.whole_warp && engine_in_order(e.engine - 1)) return true;
-            return (must_be_fenced ? known.fenced : known.plain).engine(e.engine - 1) >= e.clock;
+            // The tensor core works in order on what one thread issues, and on what others issue if that is ordered.
+            if (e.kind == Event::tensor && actor.kind == Event::tensor && same_cta(e.warp, gid(*actor.warp)) &&
+                (e.warp == gid(*actor.warp) || known.plain.warps[e.warp].knows(e.issued, e.lanes))) return true;
+            if (view.engine(e.engine - 1) >= e.clock) return true;
+            clock = e.kind == Event::copy ? awaited(e) : 0;
+            if (!clock) return false;
         }
         if (e.warp == gid(*actor.warp)) {
-            const bool program_order = lanes == 1u << actor.lane || e.clock <= s.synced || actor.whole_warp || known.plain.warps[e.warp].knows(e.clock, lanes);
-            return program_order && (!must_be_fenced || known.fenced.warps[e.warp].knows(e.clock, lanes));
+            const bool program_order = lanes == 1u << actor.lane || clock <= s.synced || actor.whole_warp || known.plain.warps[e.warp].knows(clock, lanes);
+            return program_order && (!must_be_fenced || known.fenced.warps[e.warp].knows(clock, lanes));
         }
-        const View& view = must_be_fenced ? known.fenced : known.plain;
-        return view.warps[e.warp].knows(e.clock, lanes);
+        return view.warps[e.warp].knows(clock, lanes);
     }
 
-    bool engine_in_order(u32 engine) const { return engine_names[engine].rfind("the tensor core", 0) == 0; }
+    // A cp.async that its thread has waited for is a write that the thread made then: the warp's clock at that time, 0: no wait yet.
+    Clock awaited(const Event& e) {
+        const auto& list = waits[e.engine - 1];
+        const auto it = std::lower_bound(list.begin(), list.end(), e.clock, [](auto& wait, Clock group) { return wait.first < group; });
+        return it == list.end() ? 0 : it->second;
+    }
+
+    bool same_cta(int x, int y) const {
+        const auto after = std::upper_bound(first_warp.begin(), first_warp.end(), x);
+        return y >= *(after - 1) && (after == first_warp.end() || y < *after);
+    }
 
     std::string describe(u32 mark) {
         const Event& e = events[mark >> 6];
@@ -427,7 +471,7 @@ class HappensBefore final : public Sanitizer {
             actor.async_proxy = true;
         }
         const std::string where = format("%s (%s)", space, place(at).c_str());
-        const char* verb = actor.frees ? "frees" : access == Access::read ? "reads" : access == Access::write ? "writes" : "updates";
+        const char* verb = actor.frees ? "frees" : access == Access::read || access == Access::strong_read ? "reads" : access == Access::atomic ? "updates" : "writes";
         if (only_fence)
             cluster.find("missing proxy fence", actor.warp, now.line,
                          format("%s %s %s without a fence.proxy.async after %s", now.what, verb, where.c_str(), describe(prior).c_str()));
@@ -448,69 +492,106 @@ class HappensBefore final : public Sanitizer {
     template <class Place>
     void touch(Cell* cells, int n, u8 head, u8 tail, Access access, u32 mark, const char* space, Place place) {
         current_mark = mark;
-        const bool reads = access != Access::write, writes = access != Access::read;
-        const bool atomic = events[mark >> 6].atomic;
+        if (access == Access::atomic) events[mark >> 6].atomic = true;
         // What was found in order lately, by this instruction: neighbouring words and lanes agree.
         if (good_event != mark >> 6 || state(*actor.warp).some_lanes) good_event = mark >> 6, good_write = good_read = 0;
-        u32 old_read = 0, new_read = 0;
         Cell before{}, after{};
         bool repeats = false;                                  // before and after are set
         for (int i = 0; i < n; ++i) {
             Cell& c = cells[i];
             const u8 bytes = (i == 0 ? head : 15) & (i == n - 1 ? tail : 15);
-            if (repeats && bytes == 15 && c == before) {
+            if (bytes != 15 || c.write & MIXED) {
+                touch_bytes(c, bytes, access, mark, space, place, i);
+                continue;
+            }
+            if (repeats && c == before) {
                 c = after;
                 continue;
             }
-            if (bytes == 15) before = c;
-            if (reads && (c.defined & bytes) != bytes) {
-                cluster.find("uninitialised", actor.warp, events[mark >> 6].line,
-                             format("%s reads %s (%s) that nothing has written", events[mark >> 6].what, space, place(i).c_str()));
-                c.defined |= bytes;
-            }
-            if (c.write && c.write != mark && c.write != good_write && (c.write_bytes & bytes) && !(atomic && events[c.write >> 6].atomic)) {
-                if (ordered(c.write)) good_write = for_all_lanes(c.write);
-                else conflict(c.write, access, space, place, i);
-            }
-            if (writes) {
-                if (c.read && c.read != good_read && (c.read_bytes & bytes)) {
-                    u32 bad = unordered_reader(c.read, mark);
-                    if (!bad) good_read = c.read & SET ? 0 : for_all_lanes(c.read);
-                    else conflict(bad, access, space, place, i);
-                }
-                const bool partial = bytes != 15 && c.write && c.write >> 6 == mark >> 6;
-                c.write_bytes = partial || (bytes != 15 && !(c.write_bytes & bytes)) ? c.write_bytes | bytes : bytes;
-                c.write = partial && c.write != mark ? (mark & ~63u) | SEVERAL : mark;
-                c.read = 0;
-                c.defined |= bytes;
-            } else {
-                if (c.read != old_read || !new_read) {
-                    old_read = c.read;
-                    new_read = add_reader(c.read, mark);
-                }
-                c.read_bytes = c.read ? c.read_bytes | bytes : bytes;
-                c.read = new_read;
-            }
-            if (bytes == 15) after = c, repeats = true;
+            before = c;
+            visit(c, 15, access, mark, space, place, i);
+            after = c;
+            repeats = true;
+        }
+    }
+
+    template <class Place> void touch_bytes(Cell& c, u8 bytes, Access access, u32 mark, const char* space, Place place, int at) {
+        if (!(c.write & MIXED)) {
+            const Cell whole = c;
+            if (unused_mixed.empty()) unused_mixed.push_back((u32)mixed.size()), mixed.emplace_back();
+            c.write = MIXED | unused_mixed.back();
+            c.read = 0;
+            unused_mixed.pop_back();
+            for (int k = 0; k < 4; ++k) mixed[c.write & ~MIXED][k] = {whole.write, whole.read, (u8)(whole.defined >> k & 1), whole.updated};
+        }
+        const u32 index = c.write & ~MIXED;
+        for (int k = 0; k < 4; ++k)
+            if (bytes >> k & 1) visit(mixed[index][k], 1, access, mark, space, place, at);
+        if (bytes == 15 && access == Access::write) {          // one writer again
+            c = mixed[index][0];
+            c.defined = 15;
+            unused_mixed.push_back(index);
+        }
+    }
+
+    // One word or byte; `defined` are the bits of Cell::defined that must be there.
+    template <class Place> void visit(Cell& c, u8 defined, Access access, u32 mark, const char* space, Place place, int at) {
+        const bool writes = access == Access::write, strong = access != Access::read && !writes;
+        if (!writes && access != Access::strong_write && (c.defined & defined) != defined)
+            cluster.find("uninitialised", actor.warp, events[mark >> 6].line,
+                         format("%s reads %s (%s) that nothing has written", events[mark >> 6].what, space, place(at).c_str()));
+        c.defined |= defined;
+        if (c.write && c.write >> 6 != mark >> 6 && c.write != good_write) {
+            if (ordered(c.write)) good_write = for_all_lanes(c.write);
+            else conflict(c.write, access, space, place, at);
+        }
+        if (c.read && (writes || strong || c.updated) && c.read != good_read) {
+            const u32 bad = unordered_reader(c.read, mark, access);
+            if (bad) conflict(bad, access, space, place, at);
+            else if (writes) good_read = c.read & SET ? 0 : for_all_lanes(c.read);
+        }
+        if (writes) {
+            c.write = c.write >> 6 == mark >> 6 && c.write != mark ? several(mark) : mark;
+            c.read = 0;
+            c.updated = false;
+        } else {
+            c.read = add_reader(c.read, mark);
+            c.updated |= access == Access::atomic || access == Access::strong_write;
         }
     }
 
     // A mark whose order does not depend on the lane that asks: not one of the warp's own.
     u32 for_all_lanes(u32 mark) { return events[mark >> 6].warp == gid(*actor.warp) ? 0 : mark; }
 
-    u32 unordered_reader(u32 read, u32 mark) {
-        if (!(read & SET)) return read == mark || ordered(read) ? 0 : read;
-        for (u32 r : sets[read & ~SET]) if (r != mark && !ordered(r)) return r;
+    // The first of the readers that an access conflicts with: a write with all, a read with updates, an update with plain reads.
+    u32 unordered_reader(u32 read, u32 mark, Access access) {
+        const auto conflicts = [&](u32 r) {
+            const Event& e = events[r >> 6];
+            if (access == Access::strong_read || (access == Access::read && (!e.atomic || e.reads_only))) return false;
+            if (access != Access::read && access != Access::write && e.atomic) return false;
+            return r != mark && !ordered(r);
+        };
+        if (!(read & SET)) return conflicts(read) ? read : 0;
+        for (u32 r : sets[read & ~SET]) if (conflicts(r)) return r;
         return 0;
     }
 
     // The read mark after one more reader: readers that are ordered before it are forgotten, one of the same warp is replaced.
     u32 add_reader(u32 read, u32 mark) {
         if (!read || read == mark) return mark;
+        if (read == old_read && mark == old_mark) return new_read;
+        old_read = read;
+        old_mark = mark;
+        return new_read = added_reader(read, mark);
+    }
+
+    u32 added_reader(u32 read, u32 mark) {
         if (!(read & SET)) {
-            if (read >> 6 == mark >> 6) return (mark & ~63u) | SEVERAL;
-            if (same_owner(read, mark)) return (mark & 63) == (read & 63) ? mark : (mark & ~63u) | SEVERAL;
-            if (ordered(read)) return mark;
+            if (read >> 6 == mark >> 6) return several(mark);
+            if (events[read >> 6].atomic == events[mark >> 6].atomic) {        // else both are kept: they conflict with others
+                if (ordered(read)) return mark;
+                if (same_owner(read, mark)) return several(mark);
+            }
         }
         // Sets name readers without the lane: neighbouring words, read by other lanes, then share them.
         const u32 reader = several(mark), before = read & SET ? read : several(read);
@@ -531,14 +612,15 @@ class HappensBefore final : public Sanitizer {
 
     bool same_owner(u32 x, u32 y) const {
         const Event &a = events[x >> 6], &b = events[y >> 6];
-        return a.engine == b.engine && (a.engine || a.warp == b.warp);
+        return a.engine == b.engine && a.atomic == b.atomic && (a.engine || a.warp == b.warp);
     }
 
-    void check_global(Warp& w, const Record& r, u64 address, u64 n, bool write) {
-        const auto c = cluster.global_shadow->access(who, address, n, write);
+    void check_global(Warp& w, const Record& r, u64 address, u64 n, Access access) {
+        const auto c = cluster.global_shadow->access(who, address, n, access);
         if (c.found)
             cluster.find("global race", &w, r.line, format("%s global memory at 0x%llx that another CTA (cluster %u of the grid) %s without an order between them",
-                                                            write ? "writes" : "reads", (unsigned long long)address, c.cluster, c.was_write ? "writes" : "reads"));
+                                                            access == Access::read || access == Access::strong_read ? "reads" : "writes", (unsigned long long)address,
+                                                            c.cluster, c.was_write ? "writes" : "reads"));
     }
 
     Cluster& cluster;
@@ -554,6 +636,10 @@ class HappensBefore final : public Sanitizer {
     std::vector<std::string> engine_names;
     std::unordered_map<u64, u32> engine_of;
     std::unordered_map<u32, Clock> issued;
+    std::unordered_map<u32, std::vector<std::pair<Clock, Clock>>> waits;       // of a warp's cp.async: groups up to, the warp's clock
+    std::vector<Bytes> mixed;
+    std::vector<u32> unused_mixed;
+    u32 old_read = 0, old_mark = 0, new_read = 0;              // see add_reader
     View final_view;
     std::vector<std::vector<Cell>> shared_cells, tmem_cells;
     GlobalShadow::Who who;

@@ -6,7 +6,8 @@
 
 namespace emu {
 
-enum class Access : u8 { read, write, atomic };
+// strong_*: volatile, relaxed or stronger: no race with another strong access or an atomic.
+enum class Access : u8 { read, write, atomic, strong_read, strong_write };
 
 // An asynchronous operation's own time line: it is over when a later wait says so.
 //   mbarrier   complete_tx on an mbarrier's current phase: known to whoever observes that phase

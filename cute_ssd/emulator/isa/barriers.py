@@ -67,9 +67,15 @@ def cta_barrier(d: Decoder, i: Instruction, m: Modifiers) -> None:
     number = d.slot(operands[0], "u32")
     count = d.slot(operands[1], "u32") if len(operands) == 2 else -1
     d.emit(
-        f"bar.{kind}", d=target, a=number, b=count, c=waiting_slots(d), e=vote,
-        i0=("popc", "and", "or").index(operation) | negated << 2, i1=int(aligned),
-    )  # fmt: skip
+        f"bar.{kind}",
+        d=target,
+        a=number,
+        b=count,
+        c=waiting_slots(d),
+        e=vote,
+        i0=("popc", "and", "or").index(operation) | negated << 2,
+        i1=int(aligned),
+    )
 
 
 def cluster_barrier(d: Decoder, i: Instruction, m: Modifiers) -> None:

@@ -153,9 +153,14 @@ def tensor(d: Decoder, i: Instruction, m: Modifiers, reduces: bool) -> None:
         policy(d, m, rest)
         pool = d.list([*list_places(d, shared, barrier), *coordinates])
         d.emit(
-            "tensor.load", a=target.slot, b=mask, i0=target.offset, i1=rank | flags << 8, pool=pool,
+            "tensor.load",
+            a=target.slot,
+            b=mask,
+            i0=target.offset,
+            i1=rank | flags << 8,
+            pool=pool,
             count_as="tensor load",
-        )  # fmt: skip
+        )
         return
     if (to, source) != ("global", "shared::cta"):
         raise d.unsupported("between global memory and shared memory only")
@@ -167,9 +172,13 @@ def tensor(d: Decoder, i: Instruction, m: Modifiers, reduces: bool) -> None:
     pool = d.list([*list_places(d, shared), *coordinates])
     name = "reduce" if reduces else "store"
     d.emit(
-        f"tensor.{name}", a=target.slot, i0=target.offset, i1=rank | operation << 8, pool=pool,
+        f"tensor.{name}",
+        a=target.slot,
+        i0=target.offset,
+        i1=rank | operation << 8,
+        pool=pool,
         count_as=f"tensor {name}",
-    )  # fmt: skip
+    )
 
 
 def tensor_address(d: Decoder, operand: Operand, rank: int) -> tuple[Place, list[int]]:
@@ -185,9 +194,9 @@ def tensor_address(d: Decoder, operand: Operand, rank: int) -> tuple[Place, list
 # ---- tensor maps -----------------------------------------------------------------------------------------------------
 
 FIELDS = (
-    "global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype", "swizzle_mode",
-    "swizzle_atomicity", "interleave_layout", "fill_mode",
-)  # fmt: skip
+    *("global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype"),
+    *("swizzle_mode", "swizzle_atomicity", "interleave_layout", "fill_mode"),
+)
 """Fields of tensormap.replace, as engine/tensor_map.h numbers them; of the last two only the value 0 is executed."""
 
 

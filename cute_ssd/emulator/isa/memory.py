@@ -19,10 +19,10 @@ SCOPES = ("cta", "cluster", "gpu", "sys")
 
 # Where data is cached and for how long changes no value: the emulator has no caches.
 CACHE_HINTS = (
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first",
-    "L1::evict_last", "L1::no_allocate", "L2::evict_normal", "L2::evict_first", "L2::evict_last",
-    "L2::64B", "L2::128B", "L2::256B",
-)  # fmt: skip
+    *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L2::64B", "L2::128B", "L2::256B"),
+    *("L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"),
+    *("L2::evict_normal", "L2::evict_first", "L2::evict_last"),
+)
 
 
 def space_of(d: Decoder, m: Modifiers, operand: Operand) -> str:
@@ -130,9 +130,13 @@ def load(d: Decoder, i: Instruction, m: Modifiers) -> None:
         space = "global" if space == "param" else space
         p = place(d, address, space)
         d.emit(
-            f"ld.{space}.{min(size, 4)}x{len(targets)}", a=p.slot, i0=p.offset, i1=flags, pool=d.list(targets),
+            f"ld.{space}.{min(size, 4)}x{len(targets)}",
+            a=p.slot,
+            i0=p.offset,
+            i1=flags,
+            pool=d.list(targets),
             count_as="load shared" if space in ("shared", "cluster") else f"load {space}",
-        )  # fmt: skip
+        )
     for item, slot in zip(items, slots, strict=True):
         width, signed = d.width(item) or size, kind[0] == "s"
         if width == 16 and size < 16:
@@ -166,9 +170,13 @@ def store(d: Decoder, i: Instruction, m: Modifiers) -> None:
         return
     p = place(d, i.operands[0], space)
     d.emit(
-        f"st.{space}.{min(size, 4)}x{len(values)}", a=p.slot, i0=p.offset, i1=flags, pool=d.list(values),
+        f"st.{space}.{min(size, 4)}x{len(values)}",
+        a=p.slot,
+        i0=p.offset,
+        i1=flags,
+        pool=d.list(values),
         count_as="store shared" if space in ("shared", "cluster") else f"store {space}",
-    )  # fmt: skip
+    )
 
 
 def check_shape(d: Decoder, n: int, size: int) -> None:
@@ -250,9 +258,14 @@ def atomic(d: Decoder, i: Instruction, m: Modifiers) -> None:
     if any(d.width(item) not in (None, max(2, size)) for item in d.items(operands[0])):
         raise d.unsupported("a result register of another size")
     d.emit(
-        f"atom.{handler}", a=p.slot, c=c, e=int(bool(results)), i0=p.offset,
-        i1=flags | SPACE_NUMBERS[space] << SPACE_SHIFT | n << COUNT_SHIFT, pool=d.list(values + results),
-    )  # fmt: skip
+        f"atom.{handler}",
+        a=p.slot,
+        c=c,
+        e=int(bool(results)),
+        i0=p.offset,
+        i1=flags | SPACE_NUMBERS[space] << SPACE_SHIFT | n << COUNT_SHIFT,
+        pool=d.list(values + results),
+    )
 
 
 def completion(d: Decoder, m: Modifiers, operands: tuple[Operand, ...]) -> tuple[Place, Place]:
@@ -268,9 +281,14 @@ def reduce_async(d: Decoder, i: Instruction, m: Modifiers, kind: str) -> None:
     to, mbarrier = completion(d, m, i.operands)
     handler = atomic_handler(d, m, ASYNC_TYPES, kind)
     d.emit(
-        f"red.async.{handler}", a=to.slot, i0=to.offset, b=mbarrier.slot, i1=mbarrier.offset,
-        c=value(d, i.operands[1], kind), e=1,
-    )  # fmt: skip
+        f"red.async.{handler}",
+        a=to.slot,
+        i0=to.offset,
+        b=mbarrier.slot,
+        i1=mbarrier.offset,
+        c=value(d, i.operands[1], kind),
+        e=1,
+    )
 
 
 def store_async(d: Decoder, i: Instruction, m: Modifiers, kind: str, n: int) -> None:
@@ -280,9 +298,16 @@ def store_async(d: Decoder, i: Instruction, m: Modifiers, kind: str, n: int) -> 
         raise d.unsupported(f"{len(items)} values of .v{n}.{kind}")
     slots = words([value(d, item, kind) for item in items], size)
     d.emit(
-        "st.async", a=to.slot, i0=to.offset, b=mbarrier.slot, i1=mbarrier.offset, d=len(slots), e=0, pool=d.list(slots),
+        "st.async",
+        a=to.slot,
+        i0=to.offset,
+        b=mbarrier.slot,
+        i1=mbarrier.offset,
+        d=len(slots),
+        e=0,
+        pool=d.list(slots),
         count_as="store shared",
-    )  # fmt: skip
+    )
 
 
 # ---- cp.async -------------------------------------------------------------------------------------------------------
@@ -331,9 +356,16 @@ def _copy(d: Decoder, i: Instruction, m: Modifiers) -> None:
         else:
             c = value(d, operand, "u32")
     d.emit(
-        "cp.async", a=a.slot, i0=a.offset, b=b.slot, i1=b.offset, c=c, d=ignored, e=size.bits | (64 if negated else 0),
+        "cp.async",
+        a=a.slot,
+        i0=a.offset,
+        b=b.slot,
+        i1=b.offset,
+        c=c,
+        d=ignored,
+        e=size.bits | (64 if negated else 0),
         count_as="copy",
-    )  # fmt: skip
+    )
 
 
 # ---- addresses and caches -------------------------------------------------------------------------------------------
@@ -368,9 +400,13 @@ def mapa(d: Decoder, i: Instruction, m: Modifiers) -> None:
     if isinstance(address, Symbol) and generic:
         raise d.unsupported("a variable's name as a generic address")
     d.emit(
-        "mapa", d=d.target(target, kind), a=d.slot(address, kind), b=d.slot(rank, "u32"),
-        i0=int(generic), i1=SIZES[kind],
-    )  # fmt: skip
+        "mapa",
+        d=d.target(target, kind),
+        a=d.slot(address, kind),
+        b=d.slot(rank, "u32"),
+        i0=int(generic),
+        i1=SIZES[kind],
+    )
 
 
 @instruction("getctarank", count_as="integer")

@@ -139,8 +139,17 @@ def copy(d: Decoder, i: Instruction, m: Modifiers) -> None:
     rows, columns, mapping = COPIES[shape, multicast]
     place = d.address(i.operands[0])
     descriptor = d.slot(i.operands[1], "b64")
-    d.emit("tcgen05.cp", d=columns, a=place.slot, b=descriptor, c=rows, e=group, i0=place.offset, i1=mapping,
-           count_as="tensor copy")  # fmt: skip
+    d.emit(
+        "tcgen05.cp",
+        d=columns,
+        a=place.slot,
+        b=descriptor,
+        c=rows,
+        e=group,
+        i0=place.offset,
+        i1=mapping,
+        count_as="tensor copy",
+    )
 
 
 def shift(d: Decoder, i: Instruction, m: Modifiers) -> None:
@@ -182,8 +191,17 @@ def mma(d: Decoder, i: Instruction, m: Modifiers) -> None:
     description_slot = d.slot(description, "b32")
     lanes = [d.slot(item, "b32") for item in disabled]
     values = [group, isinstance(a, Address), place.offset, a_offset, predicate, negated, len(lanes), *lanes]
-    d.emit("tcgen05.mma", d=description_slot, a=place.slot, b=a_slot, c=b_slot, e=KINDS[kind], i0=divisor,
-           pool=d.list(values), count_as="tensor mma")  # fmt: skip
+    d.emit(
+        "tcgen05.mma",
+        d=description_slot,
+        a=place.slot,
+        b=a_slot,
+        c=b_slot,
+        e=KINDS[kind],
+        i0=divisor,
+        pool=d.list(values),
+        count_as="tensor mma",
+    )
 
 
 ACTIONS = {

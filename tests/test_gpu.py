@@ -1,0 +1,431 @@
+"""What the GPU path adds around its kernel: on CPU tensors and the emulated sm_100a. The numbers of the kernel itself
+are in test_kernel_recurrence.py, the bodies that run on the CPU backend too where their fixture `device` is."""
+
+import mmap
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cute_ssd
+from cute_ssd import UnsupportedError, launch, reference
+from cute_ssd.emulator import Report
+
+from . import test_reports
+from .common import check, extras, inputs, packed
+from .test_kernel_recurrence import Guarded, bits
+
+pytest.importorskip("cutlass")
+
+NAMES = ("x", "dt", "A", "B", "C")
+TOKENS = ("x", "dt", "B", "C", "z")
+F32 = torch.float32
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest) -> Iterator[Report]:
+    """The emulated GPU; a parameter is the seed of its schedules. Findings raise."""
+    with cute_ssd.emulate("sm_100a", seed=getattr(request, "param", 0)) as report:
+        yield report
+    assert not report.findings
+
+
+def scan(made: dict[str, Any], **kwargs: Any) -> Any:
+    return cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, **kwargs)
+
+
+def truths(made: dict[str, Any], **kwargs: Any) -> list[tuple[Tensor, Tensor]]:
+    """[(fp64, fp32)] of y, final states and, with cu_seqlens, states of the sequences."""
+    run = reference.mamba_chunk_scan_combined
+    both = (run(*(made[n] for n in NAMES), **kwargs, dtype=dtype) for dtype in (torch.float64, F32))
+    return list(zip(*both, strict=True))
+
+
+def compare(results: Any, expected: Any) -> None:
+    for actual, (true, eager) in zip(results, expected, strict=False):
+        check(actual, true, eager)
+
+
+def offsets(*lengths: int) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def prefill(lengths: tuple[int, ...] = (7, 0, 18, 1), spare: int = 0) -> tuple[dict[str, Any], Tensor]:
+    """Arguments of the packed functions and states for the sequences."""
+    made = inputs(1, sum(lengths) + spare)
+    more = extras(made)
+    del more["initial_states"]
+    arguments = packed({**made, **more}) | {"query_start_loc": offsets(*lengths)}
+    return arguments, torch.randn(len(lengths), 4, 8, 16)
+
+
+def step(rows: int = 3) -> dict[str, Any]:
+    made = inputs(rows, 1)
+    return {name: t if name == "A" else t[:, 0] for name, t in made.items()}
+
+
+# The whole row, and sequences packed into one
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16])
+def test_rows_of_a_batch(gpu: Report, dtype: torch.dtype) -> None:
+    made = inputs(3, 33, dtype=dtype)
+    kwargs = extras(made, D_per_channel=True)
+    compare(scan(made, **kwargs, return_final_states=True), truths(made, **kwargs))
+
+
+@pytest.mark.parametrize("gpu", range(4), indirect=True)
+def test_schedules(gpu: Report) -> None:
+    """Eager, late and random orders of the warps; each is its own test of races."""
+    made = inputs(1, 40)
+    kwargs = {**extras(made), "cu_seqlens": offsets(17, 0, 3, 16)}
+    results = scan(made, **kwargs, return_final_states=True, return_varlen_states=True)
+    compare(results, truths(made, **kwargs))
+    assert (results[0][:, 36:] == 0).all() and len(gpu.launches) == 1
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (0, 5), (5, 0, 0), (1, 1, 2)])
+@pytest.mark.parametrize("start", [False, True])
+def test_sequences_of_a_row(gpu: Report, lengths: tuple[int, ...], start: bool) -> None:
+    """Empty sequences and offsets that end early: rows behind are zero, the first sequence has the initial state."""
+    made = inputs(1, 8)
+    kwargs = extras(made)
+    if not start:
+        kwargs["initial_states"] = None
+    kwargs["cu_seqlens"] = offsets(*lengths)
+    y, final, varlen = scan(made, **kwargs, return_final_states=True, return_varlen_states=True)
+    assert (y[:, sum(lengths) :] == 0).all() and varlen.shape[0] == len(lengths)
+    if lengths:
+        compare((y, final, varlen), truths(made, **kwargs))
+    else:
+        assert torch.equal(final, kwargs["initial_states"] if start else torch.zeros(1, 4, 8, 16))
+        assert not start or final.data_ptr() != kwargs["initial_states"].data_ptr()
+
+
+def test_packed_equals_alone_whatever_the_others_hold(gpu: Report) -> None:
+    """Bit for bit, also beside NaN (SkyRL#2056), and from run to run."""
+    made = inputs(1, 40, dtype=torch.bfloat16)
+    start, bounds = torch.randn(1, 4, 8, 16), (0, 17, 18, 40)
+    packs = {"cu_seqlens": torch.tensor(bounds, dtype=torch.int32), "return_varlen_states": True}
+    y, varlen = scan(made, initial_states=start, **packs)
+    again = scan(made, initial_states=start, **packs)
+    assert torch.equal(y, again[0]) and torch.equal(varlen, again[1])
+    for s, (low, high) in enumerate(pairwise(bounds)):
+        alone = {n: t if n == "A" else t[:, low:high] for n, t in made.items()}
+        y_s, state_s = scan(
+            alone, initial_states=start if s == 0 else torch.zeros_like(start), return_final_states=True
+        )
+        assert torch.equal(y[:, low:high], y_s) and torch.equal(varlen[s : s + 1], state_s)
+        dirty = {n: t.clone() for n, t in made.items()}
+        for name in TOKENS[:4]:
+            dirty[name][:, :low], dirty[name][:, high:] = float("nan"), float("nan")
+        y_n, varlen_n = scan(dirty, initial_states=start if s == 0 else start * float("nan"), **packs)
+        assert torch.equal(y_n[:, low:high], y_s) and torch.equal(varlen_n[s : s + 1], state_s)
+
+
+@pytest.mark.parametrize("D", ["none", "head", "channel"])
+def test_log_decay(gpu: Report, D: str) -> None:
+    made = inputs(2, 19)
+    more = extras(made, D_per_channel=D == "channel")
+    log_decay = -torch.rand(2, 4, 19)
+    args = (made["x"], log_decay, made["B"], made["C"], None if D == "none" else more["D"], more["z"])
+    results = cute_ssd.ssd_chunk_scan(*args, more["initial_states"], return_final_states=True)
+    both = [reference.ssd_chunk_scan(*args, more["initial_states"], dtype=dtype) for dtype in (torch.float64, F32)]
+    compare(results, zip(*both, strict=True))
+
+
+def test_limit_without_softplus(gpu: Report) -> None:
+    made = inputs(1, 20)
+    made["dt"][0, :5] = torch.tensor([-1.0, 0.0, 5.0, 0.02])
+    kwargs = {"dt_limit": (0.01, 0.05)}
+    compare(scan(made, **kwargs, return_final_states=True), truths(made, **kwargs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_state_dtype(gpu: Report, dtype: torch.dtype) -> None:
+    """The fp32 state, rounded once."""
+    made = inputs(2, 20)
+    _, exact = scan(made, return_final_states=True)
+    _, final = scan(made, return_final_states=True, state_dtype=dtype)
+    assert final.dtype == dtype and torch.equal(final, exact.to(dtype))
+
+
+def test_nothing_to_do(gpu: Report) -> None:
+    made = inputs(0, 5)
+    y, final = scan(made, return_final_states=True)
+    assert y.shape == (0, 5, 4, 8) and final.shape == (0, 4, 8, 16)
+    arguments, _ = prefill((), spare=3)
+    assert (cute_ssd.mamba_chunk_scan_varlen(**arguments) == 0).all()
+    assert cute_ssd.selective_state_update(torch.zeros(0, 4, 8, 16), **step(0)).shape == (0, 4, 8)
+    assert not gpu.launches
+
+
+# The pool
+
+
+@pytest.mark.parametrize("started", [None, True])
+def test_pool_and_out_inside_guard_bands(gpu: Report, started: bool | None) -> None:
+    """Padding, slots that are not in the pool and empty sequences write nothing, and nothing writes beside a slot."""
+    arguments, _ = prefill((7, 0, 5, 18, 1, 2), spare=2)
+    pool, out = Guarded((6, 4, 8, 16), F32, gap=8), Guarded((35, 4, 8), F32)
+    pool.tensor.copy_(torch.randn(pool.tensor.shape))
+    out.tensor.fill_(7)
+    slots = torch.tensor([5, 3, -1, 0, 6, 2**31 - 1], dtype=torch.int32)  # 6 and 2^31 - 1 are beyond it
+    flags = None if started is None else torch.tensor([True, True, True, False, True, True])
+    before = pool.tensor.clone()
+    for guarded in (pool, out):
+        guarded.watch()
+    y = cute_ssd.mamba_chunk_scan_varlen_inplace(
+        **arguments, ssm_pool=pool.tensor, cache_indices=slots, has_initial_state=flags, out=out.tensor
+    )
+    pool.assert_intact()
+    out.assert_intact()
+    assert y is out.tensor and (y[33:] == 7).all()
+    start = torch.zeros(6, 4, 8, 16)
+    if started:
+        start[0] = before[5]
+    both = [
+        reference.mamba_chunk_scan_varlen(**arguments, initial_states=start, dtype=dtype)
+        for dtype in (torch.float64, F32)
+    ]
+    check(y[:33], both[0][0][:33], both[1][0][:33])
+    check(pool.tensor[[5, 0]], both[0][1][[0, 3]], both[1][1][[0, 3]])
+    assert torch.equal(bits(pool.tensor[1:5]), bits(before[1:5]))
+
+
+def test_decode_writes_named_slots_only(gpu: Report) -> None:
+    pool, made = Guarded((6, 4, 8, 16), F32, gap=8), step(5)
+    pool.tensor.copy_(torch.randn(pool.tensor.shape))
+    before = pool.tensor.clone()
+    pool.watch()
+    slots = torch.tensor([4, 2, 6, 2, 0], dtype=torch.int32)  # 2 is the padding, twice
+    y = cute_ssd.selective_state_update(pool.tensor, **made, state_batch_indices=slots, pad_slot_id=2)
+    pool.assert_intact()
+    live = {n: t if n == "A" else t[[0, 4]] for n, t in made.items()}
+    both = [reference.selective_state_update(before[[4, 0]], **live, dtype=dtype) for dtype in (torch.float64, F32)]
+    compare((y[[0, 4]], pool.tensor[[4, 0]]), zip(*both, strict=True))
+    assert (y[1:4] == 0).all() and torch.equal(bits(pool.tensor[[1, 2, 3, 5]]), bits(before[[1, 2, 3, 5]]))
+
+
+def test_decode_has_no_limit(gpu: Report) -> None:
+    """Without softplus a negative dt is taken as it is."""
+    made, state = step(), torch.randn(3, 4, 8, 16)
+    made["dt"] = -made["dt"]
+    both = [reference.selective_state_update(state, **made, dtype=dtype) for dtype in (torch.float64, F32)]
+    compare((cute_ssd.selective_state_update(state, **made), state), zip(*both, strict=True))
+
+
+def test_decode_with_expanded_arguments(gpu: Report) -> None:
+    """As Hugging Face passes them: the same bits, nothing copied; what varies inside a head is refused."""
+    made, state, out = step(), torch.randn(3, 4, 8, 16), torch.empty(3, 4, 8)
+    more = {"D": torch.randn(4), "dt_bias": torch.randn(4), "dt_softplus": True}
+    plain_state = state.clone()
+    plain = cute_ssd.selective_state_update(plain_state, **made, **more)
+    wide = {
+        **made,
+        **more,
+        "A": made["A"][:, None, None].expand(4, 8, 16),
+        "dt": made["dt"][..., None].expand(3, 4, 8),
+        "D": more["D"][:, None].expand(4, 8),
+        "dt_bias": more["dt_bias"][:, None].expand(4, 8),
+    }
+    assert cute_ssd.selective_state_update(state, **wide, out=out) is out
+    assert torch.equal(out, plain) and torch.equal(state, plain_state)
+    for name in ("A", "dt", "dt_bias"):
+        with pytest.raises(UnsupportedError, match=rf"{name} must have one value for each head.*stride 0"):
+            cute_ssd.selective_state_update(state, **{**wide, name: wide[name].contiguous()})
+    assert torch.equal(state, plain_state) and len(gpu.launches) == 2
+
+
+# Where tensors lie
+
+
+def fused(made: dict[str, Any], column: int, pad: int) -> dict[str, Any]:
+    """x, B, C and dt as columns of one projection, from `column` on, with `pad` columns behind them."""
+    tokens = made["x"].shape[0]
+    widths = {n: made[n][0].numel() for n in ("x", "B", "C", "dt")}
+    memory = torch.full((tokens, column + sum(widths.values()) + pad), float("nan"), dtype=made["x"].dtype)
+    views = dict(made)
+    for name, width in widths.items():
+        views[name] = memory[:, column : column + width].view(tokens, *made[name].shape[1:])
+        views[name].copy_(made[name])
+        column += width
+    return views
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F32])
+def test_views_of_one_projection(gpu: Report, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """vllm#32710, TRT-LLM#14439, vllm#48363: odd row pitches and addresses off by an element, with two kernels for all.
+    These sum y in orders of their own, so that its last bit may differ between them, and only there."""
+    asked = []
+    real = launch.compiled
+    monkeypatch.setattr(launch, "compiled", lambda kernel, arch: asked.append(kernel) or real(kernel, arch))
+    made = packed(inputs(1, 24, dtype=dtype))
+    made["dt"], made["query_start_loc"] = made["dt"].to(dtype), offsets(13, 11)
+    plain = cute_ssd.mamba_chunk_scan_varlen(**made)
+    by_alignment = {True: plain}
+    for column, pad in ((0, 4), (0, 1), (1, 0), (2, 2), (3, 8), (5, 32), (8, 4), (7, 7)):
+        got = cute_ssd.mamba_chunk_scan_varlen(**fused(made, column, pad))
+        torch.testing.assert_close(got, plain, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        assert torch.equal(got, by_alignment.setdefault(asked[-1].aligned, got))
+    assert sorted(kernel.aligned for kernel in set(asked)) == [False, True]
+
+
+def far(tensor: Tensor, axis: int, pitch: int) -> Tensor:
+    """A copy whose elements along `axis` are `pitch` apart, in memory of which only the pages in use exist."""
+    strides = list(tensor.contiguous().stride())
+    strides[axis] = pitch
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) + 1
+    memory = torch.frombuffer(mmap.mmap(-1, reach * tensor.element_size()), dtype=torch.uint8).view(tensor.dtype)
+    return memory.as_strided(tensor.shape, strides).copy_(tensor)
+
+
+def test_offsets_beyond_31_bits() -> None:
+    """mamba#1015, #987: dt, x, B and C are columns of a wide projection, seqlen * row pitch > 2^31 (four rows of 2^30
+    here instead of many); vllm#48109: slot * nheads * headdim * dstate > 2^31."""
+    made = packed(inputs(1, 4, dtype=torch.float16))
+    made["dt"], made["query_start_loc"] = made["dt"].half(), offsets(4)
+    pool, slots = torch.randn(2, 4, 8, 16).half(), torch.tensor([1], dtype=torch.int32)
+    state = {"cache_indices": slots, "has_initial_state": torch.tensor([True]), "dt_softplus": False}
+    distant, wide = far(pool, 0, 2**31 + 64), {n: far(made[n], 0, 2**30 + 8) for n in ("x", "dt", "B", "C")}
+    with cute_ssd.emulate("sm_100a", sanitize=False):  # the sanitizer's shadow of such memory would be dense
+        want = cute_ssd.mamba_chunk_scan_varlen_inplace(**made, **state, ssm_pool=pool)
+        got = cute_ssd.mamba_chunk_scan_varlen_inplace(**{**made, **wide}, **state, ssm_pool=distant)
+        assert torch.equal(got, want) and torch.equal(distant, pool)
+        one = {n: {**made, **wide}[n] if n == "A" else {**made, **wide}[n][3:] for n in NAMES}
+        near = {n: made[n] if n == "A" else made[n][3:] for n in NAMES}
+        got = cute_ssd.selective_state_update(distant, **one, state_batch_indices=slots)
+        want = cute_ssd.selective_state_update(pool, **near, state_batch_indices=slots)
+        assert torch.equal(got, want) and torch.equal(distant, pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("report", ["test_offsets_beyond_two_to_the_31", "test_slot_offsets_beyond_two_to_the_31"])
+def test_reports_of_large_tensors(report: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with the sizes of the reports: 115800 tokens of a projection of 18560 columns, 2050 slots of 2 MiB."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    with cute_ssd.emulate("sm_100a", sanitize=False) as ran:
+        getattr(test_reports, report)("cpu", None)
+    assert ran.launches
+
+
+def test_strided_last_dimension_is_refused(gpu: Report) -> None:
+    made = inputs(1, 5)
+    for name in ("x", "B", "C"):
+        strided = made[name].repeat_interleave(2, -1)[..., ::2]
+        with pytest.raises(UnsupportedError, match=f"the last dimension of {name} has stride 2, expected 1"):
+            scan({**made, name: strided})
+    assert not gpu.launches
+
+
+# What is refused, before anything is compiled or launched
+
+
+def compiles(*args: Any) -> None:
+    raise AssertionError("compiled")
+
+
+@pytest.fixture
+def no_kernel(gpu: Report, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(launch, "compiled", compiles)
+    yield
+    assert not gpu.launches
+
+
+@pytest.mark.usefixtures("no_kernel")
+@pytest.mark.parametrize(
+    "sizes, reason",
+    [
+        ({"dtype": torch.float64}, "x is float64, expected float32, bfloat16 or float16"),
+        ({"headdim": 257}, "headdim is 257, expected at most 256"),
+        ({"dstate": 300}, "dstate is 300, expected at most 256"),
+        ({"headdim": 300, "dstate": 300}, "headdim is 300, expected at most 256; dstate is 300"),
+    ],
+)
+def test_the_plan_refuses(sizes: dict[str, Any], reason: str) -> None:
+    made = inputs(1, 3, **sizes)
+    with pytest.raises(UnsupportedError, match=f"no kernel on sm_100a for this call: {reason}.*pass CPU tensors"):
+        scan(made)
+    row = packed(made)
+    with pytest.raises(UnsupportedError, match=reason):
+        cute_ssd.mamba_chunk_scan_varlen(**row, query_start_loc=offsets(3))
+    state = torch.zeros(3, *made["x"].shape[2:], made["B"].shape[3])
+    with pytest.raises(UnsupportedError, match=reason):
+        cute_ssd.selective_state_update(state, **row)
+    assert (state == 0).all()
+    with pytest.raises(UnsupportedError, match=reason):
+        cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **made, chunk_size=64)
+
+
+@pytest.mark.usefixtures("no_kernel")
+def test_what_needs_another_kernel_is_refused() -> None:
+    made = inputs(1, 5)
+    with pytest.raises(UnsupportedError, match=r"takes no seq_idx on a GPU.*pass cu_seqlens"):
+        scan(made, seq_idx=torch.zeros(1, 5, dtype=torch.int32))
+    arguments, _ = prefill()
+    for chunks in ({"return_chunk_states": True}, {"cu_chunk_seqlens": offsets(7, 18, 1)}):
+        with pytest.raises(UnsupportedError, match="returns no chunk states on a GPU yet"):
+            cute_ssd.mamba_chunk_scan_varlen(**arguments, **chunks)
+
+
+@pytest.mark.usefixtures("no_kernel")
+def test_other_float64_tensors_are_refused() -> None:
+    made = inputs(1, 5)
+    with pytest.raises(UnsupportedError, match="dt is float64, expected float32"):
+        scan({**made, "dt": made["dt"].double()})
+    with pytest.raises(UnsupportedError, match="final is float64"):
+        scan(made, return_final_states=True, state_dtype=torch.float64)
+
+
+def test_a_gradient_is_refused_where_one_would_be_taken(gpu: Report) -> None:
+    made = inputs(1, 3)
+    leaf = {**made, "x": made["x"].clone().requires_grad_()}
+    with pytest.raises(UnsupportedError, match=r"no gradient on a GPU yet.*torch\.no_grad\(\), or on CPU tensors\."):
+        scan(leaf)
+    with torch.no_grad():
+        y = scan(leaf)
+    assert torch.equal(y, scan(made)) and not y.requires_grad
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a"])
+def test_explain(arch: str) -> None:
+    """The same anywhere, without a GPU and without emulate()."""
+    scan_plan = cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **inputs(2, 50), chunk_size=64, arch=arch)
+    assert scan_plan.backend == "recurrence" and scan_plan.device.arch == arch
+    lines = str(scan_plan).splitlines()
+    assert lines[0] == f"mamba_chunk_scan_combined on {arch}"
+    assert f"recurrence: token by token, the state in registers; {arch} has no tensor-core kernel" in lines[2]
+    state = torch.zeros(3, 4, 8, 16)
+    decode = cute_ssd.explain(cute_ssd.selective_state_update, state, **step(), arch=arch)
+    assert "recurrence: a decode step reads and writes each state once" in str(decode)
+
+
+# A model
+
+
+def test_decode_loop_of_a_model(gpu: Report) -> None:
+    """Two Mamba-2 layers of transformers, token by token: each SSM step is a launch, the logits are the model's own."""
+    pytest.importorskip("transformers")
+    from cute_ssd.compat.transformers import enable
+
+    from .test_compat_transformers import TOKENS, TOLERANCE, build, error
+
+    def logits(model: Any) -> Tensor:
+        cache, found = None, []
+        for t in range(6):
+            output = model(TOKENS[:, t : t + 1], cache=cache, use_cache=True)
+            cache = output.cache
+            found.append(output.logits)
+        return torch.cat(found, 1)
+
+    model = build("Mamba2")
+    with torch.no_grad():
+        own = logits(model)
+        assert not gpu.launches
+        with enable(model):
+            ours = logits(model)
+    assert error(ours, own) < TOLERANCE
+    assert len(gpu.launches) == 2 * 6
