@@ -65,8 +65,9 @@ def require_support(problem: Problem, device: Device) -> None:
             "pass CPU tensors (x.cpu(), ...)."
         )
     reasons = []
-    if problem.compute_dtype.itemsize > 4:
-        reasons.append("x is float64, expected float32, bfloat16 or float16")
+    for name, dtype in (("x", problem.dtype), ("the state", problem.state_dtype)):
+        if dtype.itemsize > 4:
+            reasons.append(f"{name} is float64, expected float32, bfloat16 or float16")
     for name, size in (("headdim", problem.headdim), ("dstate", problem.dstate)):
         if size > MAX_SIZE:
             reasons.append(f"{name} is {size}, expected at most {MAX_SIZE}")

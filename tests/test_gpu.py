@@ -376,8 +376,11 @@ def test_other_float64_tensors_are_refused() -> None:
     made = inputs(1, 5)
     with pytest.raises(UnsupportedError, match="dt is float64, expected float32"):
         scan({**made, "dt": made["dt"].double()})
-    with pytest.raises(UnsupportedError, match="final is float64"):
+    with pytest.raises(UnsupportedError, match="for this call: the state is float64, expected float32"):
         scan(made, return_final_states=True, state_dtype=torch.float64)
+    state = torch.zeros(3, 4, 8, 16, dtype=torch.float64)
+    with pytest.raises(UnsupportedError, match="for this call: the state is float64"):
+        cute_ssd.explain(cute_ssd.selective_state_update, state, **step())
 
 
 def test_a_gradient_is_refused_where_one_would_be_taken(gpu: Report) -> None:

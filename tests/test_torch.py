@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import cute_ssd
+from cute_ssd import api  # noqa: F401  (registers the operators)
 
 from .common import extras, inputs, packed
 

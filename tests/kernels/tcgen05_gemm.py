@@ -235,6 +235,7 @@ class Gemm:
                 rPairs = cute.make_tensor(cute.recast_ptr(rA.iterator, dtype=Float32), ((pairs, 1), 1, 1))
                 cute.copy(copy, rPairs, copy.get_slice(row).partition_D(tA))
                 cute.arch.fence_view_async_tmem_store()
+                cute.arch.fence_view_async_shared()  # the next TMA load must not overtake these reads
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive(smem.ab_empty + stage)

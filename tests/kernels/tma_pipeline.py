@@ -117,6 +117,7 @@ class TmaPipeline:
             y_stage = count % self.y_stages
             cute.arch.mbarrier_wait(smem.x_full + stage, lap & 1)
             rY = self.scale_rows(smem.x[None, None, stage], scale, warp)
+            cute.arch.fence_view_async_shared()  # the next TMA load must not overtake these reads
             cute.arch.sync_warp()  # all lanes have read before one says so
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(smem.x_empty + stage)

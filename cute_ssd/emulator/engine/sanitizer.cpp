@@ -421,8 +421,7 @@ class HappensBefore final : public Sanitizer {
         const u32 lanes = (mark & 63) == SEVERAL ? e.lanes : 1u << (mark & 63);
         const WarpState& s = state(*actor.warp);
         const Knowledge& known = view_of(*actor.warp, actor.lane);
-        // A read is over when its warp goes on: nobody fences before the slot of a ring that it has read is written again.
-        const bool must_be_fenced = actor.async_proxy && !e.async_proxy && !e.reads_only;
+        const bool must_be_fenced = actor.async_proxy && !e.async_proxy;
         const View& view = must_be_fenced ? known.fenced : known.plain;
         Clock clock = e.clock;
         if (e.engine) {
