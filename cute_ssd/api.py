@@ -265,7 +265,8 @@ def mamba_chunk_scan_varlen_inplace(
     Args:
         ssm_pool: (num_slots, nheads, headdim, dstate), written in the named slots only.
         cache_indices: (num_seqs,) int slots. One equal to pad_slot_id is neither read nor written; nor is that of an
-            empty sequence. Another one outside the pool, or one for two sequences with tokens, is a `ShapeError`.
+            empty sequence. Another one outside the pool, or one for two sequences with tokens, is a `ShapeError` on the
+            CPU; a GPU, where the slots are not read before the launch, takes one outside the pool for padding.
         has_initial_state: (num_seqs,) bool; None is all False.
         The others: as in `mamba_chunk_scan_varlen`.
 
