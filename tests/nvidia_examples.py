@@ -25,7 +25,7 @@ class Example(NamedTuple):
     arguments: str = ""
     arch: str = "sm_100a"
     options: str = ""  # of `python -m cute_ssd emulate`
-    expected: tuple[str, ...] = ()  # the kinds of the findings that the example really has
+    expected: tuple[str, ...] = ()  # the kinds of the findings that the example really has, if not in every schedule
 
 
 GEMM = "cute/blackwell/kernel/dense_gemm/dense_gemm.py"
@@ -137,6 +137,8 @@ FINDINGS = {
     # All four warps write the same seed values; wait::st, which does not cover tcgen05.cp, is all that waits for it;
     # the cluster's barrier is arrived at relaxed, which publishes nothing to the CTA that adds up.
     "cluster_tmem_reduce": ("race", "in flight at exit"),
+    # Only one lane issues and releases. The others, which nothing holds to its pace, may wait for a phase long over.
+    "cp_async_bulk": ("deadlock",),
     # An elected lane gives the stage back without a warp-level barrier behind the other lanes' reads.
     "pipeline_software_fill": ("race",),
     "tma_pipeline_count2": ("race",),
@@ -183,11 +185,9 @@ def run(example: Example, root: Path, seed: int, sanitize: bool = True) -> tuple
         timeout=900,
     )
     lines = (done.stdout + done.stderr).strip().splitlines()
-    if example.expected and sanitize:
-        found = set(re.findall(r"^([a-z ]+): (?:lane|warp|a warp)\b.* of CTA ", done.stderr, re.M))
-        passed = done.returncode == 1 and bool(found) and found <= set(example.expected)
-    else:
-        passed = done.returncode == 0
+    report = done.stderr.partition("\nemulated ")[2]
+    found = set(re.findall(r"^([a-z_]+(?: [a-z]+)*): (?!grid \d)", report, re.M))
+    passed = done.returncode == (1 if found else 0) and found <= set(example.expected)
     return passed, time.perf_counter() - begin, lines[-1] if lines else ""
 
 

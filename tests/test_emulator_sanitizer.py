@@ -293,7 +293,8 @@ case(
 
 TWO_LOADS = f"""
     {init(1, 64)} @!%first bra R0; {expect(256)} {load(256)} R0: <<{wait(0, 0)}>> ld.shared.u32 %r8, [%mine];
-    <<fence.proxy.async;>> {arrive(1)} @!%first bra R1; <<{wait(1, 0)}>> {expect(256)} {load(256, source="%in0+256")} R1:
+    <<fence.proxy.async;>> {arrive(1)} @!%first bra R1; <<{wait(1, 0)}>> {expect(256)}
+    {load(256, source="%in0+256")} R1:
     {wait(0, 1)} ld.shared.u32 %r9, [%mine]; add.u32 %r9, %r9, %r8;
     """
 case("a TMA load, its readers, the next load", TWO_LOADS, ("race", "uninitialised", "missing proxy fence"))
@@ -874,7 +875,8 @@ case(
     f"""
     {init(1, 2)} mov.u32 %r3, 0; mov.u32 %r6, bar; setp.eq.u32 %p, %w, 2; @%p bra PRODUCER; C: and.b32 %r4,
     %r3, 1; {wait(0, "%r4")} ld.shared.u32 %r9, [%mine]; <<fence.proxy.async;>> bar.warp.sync -1; @%lane0
-    {arrive(1)} add.u32 %r3, %r3, 1; setp.lt.u32 %p, %r3, 12; @%p bra C; bra DONE; PRODUCER: @!%lane0 bra DONE; P: and.b32 %r4, %r3, 1;
+    {arrive(1)} add.u32 %r3, %r3, 1; setp.lt.u32 %p, %r3, 12; @%p bra C; bra DONE; PRODUCER: @!%lane0 bra DONE;
+    P: and.b32 %r4, %r3, 1;
     xor.b32 %r4, %r4, 1; {wait(1, "%r4")} {expect(256)} {load(256)} add.u32 %r3, %r3, 1; setp.lt.u32 %p, %r3,
     12; @%p bra P; {wait(0, "1")} DONE:
     """,
