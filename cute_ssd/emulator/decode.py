@@ -108,7 +108,7 @@ class Modifiers:
             raise UnsupportedInstruction(self.instruction, f"unknown modifier .{self.left[0]}")
 
 
-COPIES, COMPUTES, DECIDES, STORES = 1, 0, 2, 3
+COPIES, COMPUTES, DECIDES, STORES, PAIRS = 1, 0, 2, 3, 4
 """What a record does with undefined operands (core.h, Record::use). Kernels compute with garbage in lanes that never
 store it."""
 
@@ -409,6 +409,8 @@ class Decoder:
             return COMPUTES if "param" in i.modifiers else STORES
         if i.opcode == "tcgen05" and i.modifiers[0] == "st":
             return STORES
+        if i.modifiers and i.modifiers[-1] == "f32x2":
+            return PAIRS
         return DECIDES if i.opcode in _ACTING else COMPUTES
 
     def emit_branch(self, label: str) -> None:

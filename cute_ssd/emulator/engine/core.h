@@ -45,8 +45,8 @@ struct Record {
     i64 i0, i1;                 // immediates: address offsets, modes
     i32 sources, nsources;      // pool: slots that are read, predicates as ~number (for the check of undefined registers)
     i32 targets, ntargets;      // pool: slots and predicates that are written
-    i32 use;                    // of undefined operands: 1 copies them, 0 computes with them (the result is undefined), 2 acts on them,
-                                // 3 acts on the address `a`
+    i32 use;                    // of undefined operands: 0 computes with them (the result is undefined), 1 copies them, 2 acts on
+                                // them, 3 stores them (only the address is acted on), 4 computes by halves (f32x2)
     i32 opcode_class;           // index of decode.py's class names; -1: further record of the same instruction
 };
 

@@ -180,7 +180,7 @@ void Cluster::start(i64 which) {
 // Values that depend on registers nothing wrote, or on a tcgen05.ld still in flight. The first travel through arithmetic and are
 // reported where an instruction acts on them; the second may only be moved.
 void Cluster::check_registers(Warp& w, const Record& r, u32 mask) {
-    enum { COMPUTES, COPIES, DECIDES, STORES };
+    enum { COMPUTES, COPIES, DECIDES, STORES, PAIRS };
     const i32 *sources = program.pool + r.sources, *targets = program.pool + r.targets;
     u32 undefined = 0, in_flight = 0;
     // Mostly everything is defined.
@@ -230,7 +230,12 @@ void Cluster::check_registers(Warp& w, const Record& r, u32 mask) {
              format("lane %d uses the result of a tcgen05.ld before tcgen05.wait::ld", first_lane(in_flight)));
         in_flight = 0;
     }
-    for (i32 i = 0; i < r.ntargets; ++i) mark(targets[i], undefined, in_flight);
+    u32 halves[2] = {undefined, undefined};
+    if (r.use == PAIRS && r.ntargets == 2 && undefined) {       // each half of a packed result comes from its own halves
+        halves[0] = halves[1] = 0;
+        for (i32 i = 0; i < r.nsources; ++i) halves[i % 2] |= w.undefined[sources[i]] & mask;
+    }
+    for (i32 i = 0; i < r.ntargets; ++i) mark(targets[i], halves[i % 2], in_flight);
 }
 
 // Runs one group of lanes until it blocks, diverges, meets another group or has used its quantum; returns the instructions.
