@@ -40,6 +40,9 @@ SIZES = {
 }
 """Bytes of a PTX type."""
 
+WORDS = {kind: max(1, size // 4) for kind, size in SIZES.items()}
+"""Slots that a value of a PTX type takes."""
+
 SPECIALS = (
     *("tid.x", "tid.y", "tid.z", "ctaid.x", "ctaid.y", "ctaid.z", "nctaid.x", "nctaid.y", "nctaid.z"),
     *("ntid.x", "ntid.y", "ntid.z", "laneid", "warpid", "nwarpid", "cluster_ctarank", "cluster_nctarank"),
@@ -136,11 +139,16 @@ def instruction(*opcodes: str, count_as: str) -> Callable[[Decode], Decode]:
     return register
 
 
+_CLASS_NUMBERS: dict[str, int] = {}
+
+
 def class_number(name: str) -> int:
     """The number of an instruction class, new names included."""
-    if name not in CLASSES:
+    number = _CLASS_NUMBERS.get(name)
+    if number is None:
+        number = _CLASS_NUMBERS[name] = len(CLASSES)
         CLASSES.append(name)
-    return CLASSES.index(name)
+    return number
 
 
 @dataclass(slots=True)
@@ -180,7 +188,7 @@ class Decoder:
             if kind == "pred":
                 self.predicates[name] = len(self.predicates)
             else:
-                self.slots[name] = self.new_slots(max(1, SIZES[kind] // 4))
+                self.slots[name] = self.new_slots(WORDS[kind])
         self.parameter_offsets = {p.name: p.offset for p in kernel.parameters}
         self._place_variables()
 
@@ -237,10 +245,12 @@ class Decoder:
 
     def slot(self, operand: Operand, kind: str) -> int:
         """The slot of a source operand of type `kind`: register, immediate, special register or symbol address."""
-        words = max(1, SIZES[kind] // 4)
+        words = WORDS[kind]
         if isinstance(operand, Register):
             slot = self._register(operand.name)
-            self._sources.extend(range(slot, slot + min(words, self._words(operand.name))))
+            self._sources.append(slot)
+            if words > 1 and (own := self._words(operand.name)) > 1:
+                self._sources.extend(range(slot + 1, slot + min(words, own)))
             return slot
         if isinstance(operand, Immediate):
             return self.constant_slot(operand.bits & (1 << 8 * SIZES[kind]) - 1, words)
@@ -253,22 +263,24 @@ class Decoder:
         raise self.unsupported(f"operand {operand}")
 
     def _register(self, name: str) -> int:
-        if name not in self.slots:
+        slot = self.slots.get(name)
+        if slot is None:
             raise self.unsupported(f"{name} is not a declared value register")
-        return self.slots[name]
+        return slot
 
     def _words(self, name: str) -> int:
-        return max(1, SIZES[self.kernel.registers[name]] // 4)
+        return WORDS[self.kernel.registers[name]]
 
     def target(self, operand: Operand, kind: str) -> int:
         """The slot of a destination register; a sink `_` gets a slot of its own that nobody reads."""
-        words = max(1, SIZES[kind] // 4)
         if isinstance(operand, Sink):
-            return self.new_slots(words)
+            return self.new_slots(WORDS[kind])
         if not isinstance(operand, Register):
             raise self.unsupported(f"destination {operand}")
         slot = self._register(operand.name)
-        self._targets.extend(range(slot, slot + self._words(operand.name)))
+        self._targets.append(slot)
+        if (words := self._words(operand.name)) > 1:
+            self._targets.extend(range(slot + 1, slot + words))
         return slot
 
     def width(self, operand: Operand) -> int | None:
