@@ -142,7 +142,6 @@ static Flow meet(Warp& w, const Record& r, u32 mask, Barrier kind) {
         const u32 same = lanes_with(key, awaited, left);
         if (r.b < 0 && awaited == key_of(w.cta->named[id], id) && all_wait(w, r, awaited)) complete(w, r, id);
         if (awaited != key_of(w.cta->named[id], id)) go |= same;
-        else w.barrier = (int)id;
         left &= ~same;
     }
     fill(key, go, FREE);
@@ -153,10 +152,7 @@ static Flow meet(Warp& w, const Record& r, u32 mask, Barrier kind) {
             if (operation == 0) w.reg(r.d, lane) = votes;
             else w.set_pred(r.d, 1u << lane, (operation == 1 ? votes == voters : votes > 0) ? ALL_LANES : 0);
         });
-    if (go == mask) {
-        w.barrier = -1;
-        return Flow::next;
-    }
+    if (go == mask) return Flow::next;
     if (!r.i1) let_go(w, r, mask, go);
     return Flow::block;
 }
@@ -177,8 +173,6 @@ HANDLER(cluster_arrive, "cluster.arrive") {
     else IF_CHECKED(w, release_initialisations(w, cluster.barrier.sync));
     fill(arrived, mask, cluster.barrier.generation);
     cluster.barrier.arrived += __builtin_popcount(mask);
-    w.cluster_arrived = true;
-    w.cluster_generation = cluster.barrier.generation;
     ++cluster.events;
     return Flow::next;
 }
@@ -206,7 +200,6 @@ HANDLER(cluster_wait, "cluster.wait") {
     }
     if (r.i0) IF_CHECKED(w, acquire(w, mask, cluster.barrier.sync));
     fill(arrived, mask, FREE);
-    w.cluster_arrived = false;
     return Flow::next;
 }
 

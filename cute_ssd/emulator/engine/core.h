@@ -147,14 +147,10 @@ struct Warp {
     u64 states_events = 0;                 // events at that time
     bool stuck = false;                    // a state came again: it will spin until memory changes
     bool may_time_out = false;             // nothing else can run: a blocked try_wait returns false, as the device's does in time
-    int barrier = -1;                      // named barrier at which it waits, its generation then
-    u32 barrier_generation = 0;
     AsyncGroups bulk, copies;              // cp.async.bulk stores; cp.async
     std::vector<AsyncRef> tmem_stores;     // tcgen05.st until wait::st
     std::vector<i32> tmem_load_slots;      // destinations of tcgen05.ld until wait::ld
     std::vector<u8> local;                 // local_bytes x 32, thread after thread
-    bool cluster_arrived = false;
-    u32 cluster_generation = 0;
     u64 ninstructions = 0;
 
     u32* reg(i32 slot) { return regs + (i64)slot * LANES; }

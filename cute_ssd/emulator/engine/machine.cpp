@@ -136,12 +136,11 @@ static void start_warp(Warp& w) {
     const int first = w.id * LANES, nlanes = std::min(LANES, cta.nthreads - first);
     w.live = nlanes == LANES ? ALL_LANES : (1u << nlanes) - 1;
     w.groups.assign(1, {0, w.live});
-    w.yielded = w.may_time_out = w.cluster_arrived = w.spinning = w.stuck = false;
+    w.yielded = w.may_time_out = w.spinning = w.stuck = false;
     w.idle = 0;
     w.vain = 0;
     w.polled = -1;
     w.states.clear();
-    w.barrier = -1;
     w.bulk = w.copies = AsyncGroups();
     w.tmem_stores.clear();
     w.tmem_load_slots.clear();

@@ -7,7 +7,7 @@ for sm_100a uses them, tcgen05 has taken their place.
 from __future__ import annotations
 
 from ..decode import Decoder, Modifiers, instruction
-from ..syntax import Instruction
+from ..syntax import Instruction, Operand
 
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 
@@ -25,28 +25,28 @@ def _matrix_access(d: Decoder, m: Modifiers) -> tuple[int, bool]:
     return count, transposed
 
 
+def _move_matrices(d: Decoder, i: Instruction, m: Modifiers, address: Operand, registers: Operand) -> None:
+    """Either way between shared memory and registers; the handlers have the opcodes' names."""
+    count, transposed = _matrix_access(d, m)
+    items = d.items(registers)
+    if len(items) != count:
+        raise d.unsupported(f"{count} matrices need {count} registers")
+    place = d.address(address)
+    slots = [d.target(item, "b32") if i.opcode == "ldmatrix" else d.slot(item, "b32") for item in items]
+    handler = f"{i.opcode}.trans" if transposed else i.opcode
+    d.emit(handler, a=place.slot, b=place.wide, c=count, i0=place.offset, pool=d.list(slots))
+
+
 @instruction("ldmatrix", count_as="load matrix")
 def ldmatrix(d: Decoder, i: Instruction, m: Modifiers) -> None:
-    count, transposed = _matrix_access(d, m)
     results, source = i.operands
-    if len(d.items(results)) != count:
-        raise d.unsupported(f"{count} matrices need {count} registers")
-    place = d.address(source)
-    targets = [d.target(item, "b32") for item in d.items(results)]
-    handler = "ldmatrix.trans" if transposed else "ldmatrix"
-    d.emit(handler, a=place.slot, b=place.wide, c=count, i0=place.offset, pool=d.list(targets))
+    _move_matrices(d, i, m, source, results)
 
 
 @instruction("stmatrix", count_as="store matrix")
 def stmatrix(d: Decoder, i: Instruction, m: Modifiers) -> None:
-    count, transposed = _matrix_access(d, m)
     destination, values = i.operands
-    if len(d.items(values)) != count:
-        raise d.unsupported(f"{count} matrices need {count} registers")
-    place = d.address(destination)
-    sources = [d.slot(item, "b32") for item in d.items(values)]
-    handler = "stmatrix.trans" if transposed else "stmatrix"
-    d.emit(handler, a=place.slot, b=place.wide, c=count, i0=place.offset, pool=d.list(sources))
+    _move_matrices(d, i, m, destination, values)
 
 
 @instruction("movmatrix", count_as="shuffle")
