@@ -1,0 +1,106 @@
+"""The three kernels of the chunked algorithm, launched by one host function. README.md has the algorithm."""
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ..arithmetic import numeric
+from ..dims import VECTOR_BYTES
+from .chunk_scan import ChunkScanKernel
+from .chunk_state import ChunkStateKernel
+from .config import Chunked
+from .state_passing import StatePassingKernel
+from .steps import Steps
+
+MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
+
+
+class ChunkedKernels:
+    """Compiled for one `Chunked`. Tensors (batch, seqlen, ...); sequences packed by offsets lie in batch row 0."""
+
+    def __init__(self, config: Chunked) -> None:
+        self.config = config
+        self.state = ChunkStateKernel(config)
+        self.passing = StatePassingKernel(config)
+        self.scan = ChunkScanKernel(config)
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,  # (batch, seqlen, H, P)
+        dt: cute.Tensor,  # (batch, seqlen, H)
+        A: MaybeTensor,  # (H,)
+        B: cute.Tensor,  # (batch, seqlen, G, N)
+        C: cute.Tensor,
+        D: MaybeTensor,  # (H, P)
+        z: MaybeTensor,
+        dt_bias: MaybeTensor,  # (H,)
+        y: cute.Tensor,
+        offsets: MaybeTensor,  # (num_seqs + 1,)
+        initial: MaybeTensor,  # (states, H, P, N)
+        final: MaybeTensor,
+        slots: MaybeTensor,  # (num_seqs,)
+        flags: MaybeTensor,  # (num_seqs,)
+        local: cute.Tensor,  # (tiles, H, P, N): workspace, the states that the tiles' own tokens leave
+        incoming: cute.Tensor,  # (tiles, H, P, N): workspace, the states that enter the tiles; may be `local`
+        decay: cute.Tensor,  # (tiles, H): workspace, log2 of the tiles' decays
+        table: MaybeTensor,  # (tiles, 4): workspace, row, first token and number of tokens of packed tiles
+        dt_min: Float32,
+        dt_max: Float32,
+        pad_slot: Int64,
+        ctas: Int32,  # that run at a time
+        stream: Any,
+    ) -> None:
+        steps = Steps(dt, A, dt_bias, dt_min, dt_max)
+        self.state(x, B, steps, offsets, local, decay, table, ctas, stream)
+        self.passing(local, decay, x.shape[1], offsets, initial, slots, flags, pad_slot, incoming, final, stream)
+        self.scan(x, B, C, D, z, steps, incoming, table, y, ctas, stream)
+
+
+def fake_arguments(config: Chunked) -> list[Any]:
+    """Of `ChunkedKernels.__call__`, for the compiler: sizes and strides are known at the call only."""
+    batch, seqlen, nheads, ngroups, sequences, bounds, tiles = (cute.sym_int32() for _ in range(7))
+
+    def strided(dtype: str | None, *shape: Any) -> Any:
+        if dtype is None:
+            return None
+        return cute.runtime.make_fake_tensor(numeric(dtype), shape, tuple(cute.sym_int64() for _ in shape))
+
+    def rows(dtype: str | None, *shape: Any) -> Any:
+        """Whose rows start at multiples of 16 bytes."""
+        if dtype is None:
+            return None
+        vector = VECTOR_BYTES * 8 // numeric(dtype).width
+        strides = (*(cute.sym_int64(divisibility=vector) for _ in shape[1:]), 1)
+        return cute.runtime.make_fake_tensor(numeric(dtype), shape, strides, assumed_align=VECTOR_BYTES)
+
+    x, B = (batch, seqlen, nheads, config.headdim), (batch, seqlen, ngroups, config.dstate)
+    state = (nheads, config.headdim, config.dstate)
+    dense = cute.runtime.make_fake_compact_tensor
+    order = (3, 2, 1, 0)
+    return [
+        rows(config.dtype, *x),
+        strided(config.dt, batch, seqlen, nheads),
+        strided(config.A, nheads),
+        rows(config.dtype, *B),
+        rows(config.dtype, *B),
+        strided(config.D, nheads, config.headdim),
+        rows(config.dtype if config.z else None, *x),
+        strided(config.dt_bias, nheads),
+        rows(config.dtype, *x),
+        strided(config.offsets, bounds),
+        rows(config.initial, cute.sym_int32(), *state),
+        rows(config.final, cute.sym_int32(), *state),
+        strided(config.slots, sequences),
+        strided("bool" if config.flags else None, sequences),
+        dense(numeric(config.local), (tiles, *state), stride_order=order, assumed_align=128),
+        dense(numeric(config.dtype), (tiles, *state), stride_order=order, assumed_align=128),
+        dense(Float32, (tiles, nheads), stride_order=(1, 0), assumed_align=VECTOR_BYTES),
+        dense(Int32, (tiles, 4), stride_order=(1, 0), assumed_align=VECTOR_BYTES) if config.offsets else None,
+        Float32(0.0),
+        Float32(0.0),
+        Int64(0),
+        Int32(0),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+    ]

@@ -1,0 +1,42 @@
+"""From dt (or log decays) to steps and decays of a tile's tokens: softplus, bias, limits, and everything in fp32."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, const_expr
+
+from ..arithmetic import LOG2_E, choose, clamp, softplus
+from ..views import flat, vector
+from .config import Chunked
+
+
+class Steps(NamedTuple):
+    """Where dt comes from: as in `ChunkedKernels.__call__`."""
+
+    dt: Any  # (batch, seqlen, H)
+    A: Any  # (H,)
+    dt_bias: Any  # (H,)
+    dt_min: Any
+    dt_max: Any
+
+
+def load_step(config: Chunked, steps: Steps, row: Any, first: Any, token: Any, valid: Any, head: Any) -> Any:
+    """dt of token number `token` of the tile that starts at `first`. Behind its `valid` tokens (at least one) this is
+    a value of the tile, to be dropped by `discretise`: loads without a branch run side by side."""
+    there = first + cutlass.min(token, valid - 1)
+    return vector(steps.dt, flat(steps.dt, row, there, head), 1)[0]
+
+
+def discretise(config: Chunked, steps: Steps, raw: Any, inside: Any, head: Any) -> tuple[Any, Any]:
+    """(step, log2 of the decay) of a token; (0, 0) where it is not `inside` the tile. Log decays have no step: 1."""
+    raw = raw.to(Float32)
+    if const_expr(config.A is None):
+        return choose(inside, 1.0, 0.0), choose(inside, raw * LOG2_E, 0.0)
+    dt = raw
+    if const_expr(config.dt_bias is not None):
+        dt = dt + steps.dt_bias[head].to(Float32)
+    if const_expr(config.softplus):
+        dt = softplus(dt)
+    dt = clamp(dt, steps.dt_min, steps.dt_max)
+    rate = steps.A[head].to(Float32) * LOG2_E
+    return choose(inside, dt, 0.0), choose(inside, dt * rate, 0.0)
