@@ -17,7 +17,7 @@ from .device import Device, emulated_arch
 from .errors import ShapeError, UnsupportedError
 from .plan import Plan, plan, require_support
 from .problem import Problem
-from .sequences import Sequences, chunk_ends, from_offsets, live_slots, of_batch
+from .sequences import Sequences, chunk_ends, from_offsets, live_slots, of_batch, whole_rows
 
 _LIBRARY = torch.library.Library("cute_ssd", "DEF")
 
@@ -190,15 +190,26 @@ class _RowStates:
         return found
 
 
+def _row_states(p: Problem, seq_idx: Tensor | None, cu_seqlens: Tensor | None) -> _RowStates:
+    if seq_idx is None and cu_seqlens is None:
+        return _whole_rows(p.batch, p.seqlen)
+    return _RowStates(of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens), p.batch)
+
+
+@functools.lru_cache(maxsize=256)  # most calls: the next one will ask for the same
+def _whole_rows(batch: int, seqlen: int) -> _RowStates:
+    return _RowStates(whole_rows(batch, seqlen), batch)
+
+
 def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
     p, how = _asked_scan(*args)
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
-    sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
+    rows = _row_states(p, seq_idx, cu_seqlens)
+    sequences = rows.sequences
     y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
-    if sequences.tokens < p.batch * p.seqlen:
+    if cu_seqlens is not None and sequences.tokens < p.seqlen:
         y.zero_()
-    rows = _RowStates(sequences, p.batch)
     if return_final_states and not sequences.rows:
         final_states.zero_() if initial_states is None else final_states.copy_(initial_states)
 
@@ -222,7 +233,8 @@ def _chunk_scan_outputs(p: Problem, x: Tensor, finals: bool, varlen: bool) -> tu
     def states(count: int | None, wanted: bool) -> Tensor:
         return x.new_empty((count or 0, *p.state_shape) if wanted else 0, dtype=p.state_dtype)
 
-    return x.new_empty(x.shape), states(p.batch, finals), states(p.num_seqs, varlen)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return y, states(p.batch, finals), states(p.num_seqs, varlen)
 
 
 def _chunk_scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,8 +270,8 @@ def _chunk_scan_backward_cpu(
     p, how = _asked(_scan_problem, *inputs)
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     scan_inputs = _scan_inputs(p, *inputs)
-    sequences = of_batch(p.batch, p.seqlen, seq_idx, cu_seqlens)
-    rows = _RowStates(sequences, p.batch)
+    rows = _row_states(p, seq_idx, cu_seqlens)
+    sequences = rows.sequences
     f = p.compute_dtype
 
     def final_gradient(ids: list[int]) -> Tensor | None:
