@@ -1,12 +1,12 @@
 """The three kernels of the chunked algorithm, launched by one host function. README.md has the algorithm."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint8
 
 from ..arithmetic import numeric
-from ..dims import VECTOR_BYTES
+from ..dims import ITEMSIZE, VECTOR_BYTES
 from .chunk_scan import ChunkScanKernel
 from .chunk_state import ChunkStateKernel
 from .config import Chunked
@@ -14,6 +14,15 @@ from .state_passing import StatePassingKernel
 from .steps import Steps
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
+
+
+class Workspace(NamedTuple):
+    """In this order in memory, but for the decays, which are the last."""
+
+    local: Any  # (tiles, H, P, N): the states that the tiles' own tokens leave
+    incoming: Any  # (tiles, H, P, N): the states that enter the tiles; may be `local`
+    decay: Any  # (tiles, H): log2 of the tiles' decays
+    table: Any  # (tiles, 4): row, first token and number of tokens of packed tiles
 
 
 class ChunkedKernels:
@@ -40,12 +49,11 @@ class ChunkedKernels:
         offsets: MaybeTensor,  # (num_seqs + 1,)
         initial: MaybeTensor,  # (states, H, P, N)
         final: MaybeTensor,
+        chunk_states: MaybeTensor,  # (chunks, H, P, N), zeros: the states after every `chunk_tiles` tiles
         slots: MaybeTensor,  # (num_seqs,)
         flags: MaybeTensor,  # (num_seqs,)
-        local: cute.Tensor,  # (tiles, H, P, N): workspace, the states that the tiles' own tokens leave
-        incoming: cute.Tensor,  # (tiles, H, P, N): workspace, the states that enter the tiles; may be `local`
-        decay: cute.Tensor,  # (tiles, H): workspace, log2 of the tiles' decays
-        table: MaybeTensor,  # (tiles, 4): workspace, row, first token and number of tokens of packed tiles
+        workspace: cute.Tensor,  # bytes: see `Workspace`
+        tiles: Int32,
         dt_min: Float32,
         dt_max: Float32,
         pad_slot: Int64,
@@ -53,14 +61,39 @@ class ChunkedKernels:
         stream: Any,
     ) -> None:
         steps = Steps(dt, A, dt_bias, dt_min, dt_max)
+        local, incoming, decay, table = self.split(workspace, tiles, x.shape[2])
         self.state(x, B, steps, offsets, local, decay, table, ctas, stream)
-        self.passing(local, decay, x.shape[1], offsets, initial, slots, flags, pad_slot, incoming, final, stream)
+        self.passing(
+            local, decay, x.shape[0], x.shape[1], offsets, initial, slots, flags, pad_slot, incoming, final,
+            chunk_states, stream,
+        )  # fmt: skip
         self.scan(x, B, C, D, z, steps, incoming, table, y, ctas, stream)
+
+    def split(self, workspace: cute.Tensor, tiles: Int32, H: Int32) -> Workspace:
+        config, start = self.config, Int64(0)
+        P, N = config.headdim, config.dstate
+        states = cute.make_layout((tiles, H, P, N), stride=(Int64(H) * (P * N), P * N, N, 1))
+
+        def part(dtype: Any, layout: Any, size: Any) -> cute.Tensor:
+            nonlocal start
+            bits = cute.recast_ptr((workspace.iterator + start).align(VECTOR_BYTES), dtype=dtype)
+            start = start + size
+            return cute.make_tensor(bits, layout)
+
+        all_states = Int64(tiles) * Int64(H) * (P * N)
+        incoming = local = part(numeric(config.local), states, all_states * ITEMSIZE[config.local])
+        if not config.in_place:
+            incoming = part(numeric(config.dtype), states, all_states * ITEMSIZE[config.dtype])
+        table = None
+        if config.offsets is not None:
+            table = part(Int32, cute.make_layout((tiles, 4), stride=(4, 1)), Int64(tiles) * 16)
+        decay = part(Float32, cute.make_layout((tiles, H), stride=(H, 1)), Int64(tiles) * Int64(H) * 4)
+        return Workspace(local, incoming, decay, table)
 
 
 def fake_arguments(config: Chunked) -> list[Any]:
     """Of `ChunkedKernels.__call__`, for the compiler: sizes and strides are known at the call only."""
-    batch, seqlen, nheads, ngroups, sequences, bounds, tiles = (cute.sym_int32() for _ in range(7))
+    batch, seqlen, nheads, ngroups, sequences, bounds = (cute.sym_int32() for _ in range(6))
 
     def strided(dtype: str | None, *shape: Any) -> Any:
         if dtype is None:
@@ -77,8 +110,6 @@ def fake_arguments(config: Chunked) -> list[Any]:
 
     x, B = (batch, seqlen, nheads, config.headdim), (batch, seqlen, ngroups, config.dstate)
     state = (nheads, config.headdim, config.dstate)
-    dense = cute.runtime.make_fake_compact_tensor
-    order = (3, 2, 1, 0)
     return [
         rows(config.dtype, *x),
         strided(config.dt, batch, seqlen, nheads),
@@ -92,12 +123,11 @@ def fake_arguments(config: Chunked) -> list[Any]:
         strided(config.offsets, bounds),
         rows(config.initial, cute.sym_int32(), *state),
         rows(config.final, cute.sym_int32(), *state),
+        rows(config.chunk_states, cute.sym_int32(), *state),
         strided(config.slots, sequences),
         strided("bool" if config.flags else None, sequences),
-        dense(numeric(config.local), (tiles, *state), stride_order=order, assumed_align=128),
-        dense(numeric(config.dtype), (tiles, *state), stride_order=order, assumed_align=128),
-        dense(Float32, (tiles, nheads), stride_order=(1, 0), assumed_align=VECTOR_BYTES),
-        dense(Int32, (tiles, 4), stride_order=(1, 0), assumed_align=VECTOR_BYTES) if config.offsets else None,
+        cute.runtime.make_fake_compact_tensor(Uint8, (cute.sym_int64(),), assumed_align=64),
+        Int32(0),
         Float32(0.0),
         Float32(0.0),
         Int64(0),

@@ -8,7 +8,7 @@ another. Methods emit instructions; `bars` is the address of the first barrier i
 from typing import Any, NamedTuple
 
 import cutlass.cute as cute
-from cutlass import range_constexpr
+from cutlass import Int32, Uint32
 from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import tcgen05
 
@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import tcgen05
 class Pipe(NamedTuple):
     stages: int
     producers: int  # arrivals that fill a stage
-    consumers: int  # arrivals that empty it
+    consumers: int = 0  # arrivals that empty it; 0: nobody waits for that, and there are no such barriers
 
 
 class Pipes:
@@ -25,19 +25,24 @@ class Pipes:
         self.first, self.count = {}, 0
         for name, pipe in pipes.items():
             self.first[name] = self.count
-            self.count += 2 * pipe.stages
+            self.count += pipe.stages * (2 if pipe.consumers else 1)
 
     def initialise(self, bars: Any) -> None:
         """By one warp; whoever uses the barriers synchronises with it afterwards."""
         with cute.arch.elect_one():
             for name, pipe in self.pipes.items():
-                for stage in range_constexpr(pipe.stages):
+                for stage in range(pipe.stages):
                     cute.arch.mbarrier_init(bars + self.first[name] + stage, pipe.producers)
-                    cute.arch.mbarrier_init(bars + self.first[name] + pipe.stages + stage, pipe.consumers)
+                    if pipe.consumers:
+                        cute.arch.mbarrier_init(bars + self.first[name] + pipe.stages + stage, pipe.consumers)
         cute.arch.mbarrier_init_fence()
 
     def stage(self, name: str, n: Any) -> Any:
-        return n % self.pipes[name].stages
+        return Int32(Uint32(n) % self.pipes[name].stages)
+
+    def parity(self, name: str, n: Any) -> Any:
+        """Of the phase that the n-th use fills. Counts are never negative: the division of unsigned ones is shorter."""
+        return Int32(Uint32(n) // self.pipes[name].stages & 1)
 
     def full(self, bars: Any, name: str, n: Any) -> Any:
         return bars + (self.first[name] + self.stage(name, n))
@@ -46,10 +51,10 @@ class Pipes:
         return bars + (self.first[name] + self.pipes[name].stages + self.stage(name, n))
 
     def wait_full(self, bars: Any, name: str, n: Any) -> None:
-        cute.arch.mbarrier_wait(self.full(bars, name, n), (n // self.pipes[name].stages) & 1)
+        cute.arch.mbarrier_wait(self.full(bars, name, n), self.parity(name, n))
 
     def wait_empty(self, bars: Any, name: str, n: Any) -> None:
-        cute.arch.mbarrier_wait(self.empty(bars, name, n), ((n // self.pipes[name].stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(self.empty(bars, name, n), (self.parity(name, n)) ^ 1)
 
     def expect(self, bars: Any, name: str, n: Any, size: int) -> Any:
         """Arms the barrier of a stage for `size` bytes of copies; returns it for them."""
@@ -71,11 +76,12 @@ class Pipes:
         commit(self.empty(bars, name, n))
 
 
-def arrive(barrier: Any) -> None:
-    """One arrival for the warp, when all its lanes have come here."""
+def arrive(*barriers: Any) -> None:
+    """One arrival for the warp at each barrier, when all its lanes have come here."""
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(barrier)
+        for barrier in barriers:
+            cute.arch.mbarrier_arrive(barrier)
 
 
 def commit(barrier: Any) -> None:

@@ -9,6 +9,8 @@ from ..arithmetic import LOG2_E, choose, clamp, softplus
 from ..views import flat, vector
 from .config import Chunked
 
+VANISHING = -160.0
+
 
 class Steps(NamedTuple):
     """Where dt comes from: as in `ChunkedKernels.__call__`."""
@@ -28,10 +30,14 @@ def load_step(config: Chunked, steps: Steps, row: Any, first: Any, token: Any, v
 
 
 def discretise(config: Chunked, steps: Steps, raw: Any, inside: Any, head: Any) -> tuple[Any, Any]:
-    """(step, log2 of the decay) of a token; (0, 0) where it is not `inside` the tile. Log decays have no step: 1."""
+    """(step, log2 of the decay) of a token; (0, 0) where it is not `inside` the tile. Log decays have no step: 1.
+
+    A decay below 2^-160 is 0 in fp32. It is not taken to be less, so that running sums stay small, and with them their
+    rounding errors, which the decays between later tokens would suffer from.
+    """
     raw = raw.to(Float32)
     if const_expr(config.A is None):
-        return choose(inside, 1.0, 0.0), choose(inside, raw * LOG2_E, 0.0)
+        return choose(inside, 1.0, 0.0), choose(inside, at_least(raw * LOG2_E, VANISHING), 0.0)
     dt = raw
     if const_expr(config.dt_bias is not None):
         dt = dt + steps.dt_bias[head].to(Float32)
@@ -39,4 +45,9 @@ def discretise(config: Chunked, steps: Steps, raw: Any, inside: Any, head: Any) 
         dt = softplus(dt)
     dt = clamp(dt, steps.dt_min, steps.dt_max)
     rate = steps.A[head].to(Float32) * LOG2_E
-    return choose(inside, dt, 0.0), choose(inside, dt * rate, 0.0)
+    return choose(inside, dt, 0.0), choose(inside, at_least(dt * rate, VANISHING), 0.0)
+
+
+def at_least(x: Any, low: float) -> Any:
+    """A NaN stays one."""
+    return choose(x < low, low, x)

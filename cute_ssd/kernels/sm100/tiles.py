@@ -8,6 +8,13 @@ for chunk_scan.
 
 from typing import Any, NamedTuple
 
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cutlass_dsl import select_
+
+from ..dims import WARP
+from ..views import flat, vector
 from .config import Q
 
 
@@ -20,3 +27,59 @@ class Tile(NamedTuple):
 
 def tiles_per_row(seqlen: Any) -> Any:
     return (seqlen + Q - 1) // Q
+
+
+def batched_tile(slot: Any, seqlen: Any) -> Tile:
+    per_row = tiles_per_row(seqlen)
+    row = slot // per_row
+    first = (slot - row * per_row) * Q
+    return Tile(row, first, cutlass.min(seqlen - first, Q), slot)
+
+
+def table_tile(table: Any, slot: Any) -> Tile:
+    """A row of the table that chunk_state leaves, in one load."""
+    row = cute.make_rmem_tensor(4, Int32)
+    cute.autovec_copy(vector(table, flat(table, slot), 4), row)
+    return Tile(row[0], row[1], row[2], slot)
+
+
+def store_tile(table: Any, tile: Tile) -> None:
+    """By one thread."""
+    row = cute.make_rmem_tensor(4, Int32)
+    row[0], row[1], row[2], row[3] = Int32(tile.row), Int32(tile.first), Int32(tile.valid), Int32(0)
+    cute.autovec_copy(row, vector(table, flat(table, tile.slot), 4))
+
+
+def bound(offsets: Any, index: Any, seqlen: Any) -> Any:
+    """offsets[index]; wrong offsets give wrong results, but never an access outside of the tensors."""
+    loaded = Int64(vector(offsets, flat(offsets, index), 1)[0])
+    return Int32(cutlass.max(cutlass.min(loaded, Int64(seqlen)), Int64(0)))
+
+
+def first_slot(start: Any, sequence: Any) -> Any:
+    """Of a sequence that starts at token `start`."""
+    return start // Q + sequence
+
+
+@cute.jit
+def find_tile(offsets: cute.Tensor, slot: Int32, seqlen: Int32) -> tuple[Any, Any]:
+    """(sequence, tile) of a slot of packed sequences; by all lanes of a warp, which probe one sequence each in every
+    round of the search. The sequence is the last one whose slots do not begin behind this one."""
+    lane = cute.arch.lane_idx()
+    low, high = Int32(0), Int32(offsets.shape[0] - 1)
+    while high - low > 1:
+        step = (high - low + (WARP - 1)) // WARP
+        probe = low + lane * step
+        # Lanes that have nothing to probe repeat the last one: loads without a branch.
+        start = bound(offsets, cutlass.min(probe, high - 1), seqlen)
+        before = (probe < high) & (first_slot(start, probe) <= slot)
+        count = cute.arch.popc(cute.arch.vote_ballot_sync(before))
+        low = low + (cutlass.max(count, 1) - 1) * step
+        high = cutlass.min(high, low + step)
+    start, stop = bound(offsets, low, seqlen), bound(offsets, low + 1, seqlen)
+    index = slot - first_slot(start, low)
+    left = stop - start - index * Q
+    used = (index >= 0) & (left > 0)
+    first = Int32(select_(used, start + index * Q, Int32(0)))
+    valid = Int32(select_(used, cutlass.min(left, Q), Int32(0)))
+    return low, Tile(Int32(0), first, valid, slot)

@@ -1,0 +1,546 @@
+"""chunk_state: the state that a tile's own tokens leave, and the tile's decay. README.md has the algorithm.
+
+    local[p, n] = sum_j exp(a_last - a_j) dt_j x_j[p] B_j[n]
+
+One tensor-core product per slab, the heads whose rows fill the 128 lanes: x, scaled, is its left operand and lies in
+tensor memory, B is its right one, as it is in shared memory. Work items are a tile and `state_heads` heads of a group,
+which share B; CTAs take them in turn.
+
+    TMA            x, B -> shared memory                       x, b
+    decays         dt -> weights of a slab's tokens            weights
+    scalers        x -> registers, times weights -> a          x, weights -> a
+    MMA            a, B -> accumulator                         a, b -> acc
+    epilogue       accumulator -> local                        acc
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as sm100
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.memory import SmemAllocator
+
+from ..arithmetic import choose, kept, mul2, numeric, widen
+from ..dims import WARP
+from ..views import flat
+from .config import STATE_TOKENS, Chunked, Q
+from .pipes import Pipe, Pipes, after_sync, before_sync
+from .steps import Steps, discretise, load_step
+from .tiles import Tile, batched_tile, find_tile, store_tile
+
+MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
+
+SCALERS, EPILOGUE, MMA, TMA, DECAYS, WARPS = 0, 8, 12, 13, 14, 16  # first warp of each role
+GROUP = 4  # warps of a warpgroup: each reaches 32 lanes of tensor memory
+T = STATE_TOKENS
+LANE = 16  # log2 of the stride of the lanes of tensor memory
+EACH = Q // WARP  # tokens of a lane
+CHUNK = 32  # columns of one load of an accumulator
+
+
+class Copies(NamedTuple):
+    """A TMA atom with the tensor it copies."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+
+class Smem(NamedTuple):
+    x: Any  # (block, T, blocks of a head, slab, stage)
+    B: Any  # (block, T, blocks, stage)
+    B_operand: Any  # the same bytes, as the MMA reads them
+    weights: Any  # fp32 (Q, slab, stage)
+    bars: Any
+    tmem: Any  # where tensor memory was allocated
+
+
+class Work(NamedTuple):
+    """The work items of this CTA: groups of heads innermost, so that B stays in the L2 cache."""
+
+    first: Any
+    end: Any
+    step: Any
+    groups: Any  # of heads
+    seqlen: Any
+    offsets: Any
+
+
+def store_rows(where: Any, words: list[Any]) -> None:
+    """T tokens of 16 lanes to tensor memory; word 2j + v goes to lane / 4 + 8v, column lane % 4 + 4j."""
+    names = ", ".join(f"{{$r{k + 1}}}" for k in range(len(words)))
+    cute.arch.inline_ptx(
+        f"tcgen05.st.sync.aligned.16x128b.x8.b32 [{{$r0}}], {{{names}}};", read_only_args=[where, *words]
+    )
+
+
+class ChunkStateKernel:
+    def __init__(self, config: Chunked) -> None:
+        self.config = config
+        self.sizes = config.state_sizes
+        self.dtype, self.local = numeric(config.dtype), numeric(config.local)
+        self.active = -(-self.sizes.lanes // WARP)  # warps of a warpgroup that have lanes
+        s = self.sizes
+        self.pipes = Pipes(
+            x=Pipe(s.x_stages, 1, self.active),
+            b=Pipe(s.b_stages, 1, 1),
+            weights=Pipe(s.weight_stages, 1, 2 * self.active),
+            a=Pipe(s.a_stages, self.active, 1),
+            acc=Pipe(s.accumulators, 1, self.active),
+        )
+
+    # ---- layouts
+
+    def mma(self) -> cute.TiledMma:
+        op = tcgen05.MmaF16BF16Op(
+            self.dtype, Float32, (128, self.sizes.columns, 16), tcgen05.CtaGroup.ONE,
+            tcgen05.OperandSource.TMEM, OperandMajorMode.K, OperandMajorMode.MN,
+        )  # fmt: skip
+        return cute.make_tiled_mma(op)
+
+    def x_layout(self, stages: int) -> Any:
+        """(block, T, blocks of a head, slab, stage): nobody reads it but ldmatrix, for which rows are swizzled."""
+        block, P = self.sizes.block, self.config.headdim
+        shape = (block, T, P // block, self.sizes.slab, stages)
+        stride = (1, block, block * T, P * T, self.sizes.slab * P * T)
+        return cute.make_composed_layout(self.swizzle(block), 0, cute.make_layout(shape, stride=stride))
+
+    def b_layout(self, stages: int) -> Any:
+        """(64, T, blocks, stage): what `b_operand_layout` has in the order of TMA."""
+        blocks = self.config.dstate // 64
+        layout = cute.make_layout((64, T, blocks, stages), stride=(1, 64, 64 * T, 64 * T * blocks))
+        return cute.make_composed_layout(self.swizzle(64), 0, layout)
+
+    def b_operand_layout(self) -> Any:
+        return sm100.make_smem_layout_b(
+            self.mma(), (128, self.config.dstate, T), self.dtype, self.sizes.b_stages
+        )
+
+    def swizzle(self, block: int) -> Any:
+        """Of 16-byte pieces: eight rows of `block` features have pieces of the same column in different banks."""
+        return cute.make_swizzle({64: 3, 32: 2, 16: 1}[block], 4, 3)
+
+    # ---- host
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,
+        B: cute.Tensor,
+        steps: Steps,
+        offsets: MaybeTensor,
+        local: cute.Tensor,
+        decay: cute.Tensor,
+        table: MaybeTensor,
+        ctas: Int32,
+        stream: Any,
+    ) -> None:
+        block, P, N = self.sizes.block, self.config.headdim, self.config.dstate
+        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+        batch, seqlen, nheads, _ = x.shape
+        shape = (block, seqlen, P // block, nheads, batch)
+        stride = (1, x.stride[1], block, x.stride[2], x.stride[0])
+        view = cute.make_tensor(x.iterator, cute.make_layout(shape, stride=stride))
+        tile = (block, T, P // block, self.sizes.slab)
+        load_x = Copies(*self.atom(load, view, self.x_layout(1), tile))
+        ngroups = B.shape[2]
+        shape = (64, seqlen, N // 64, ngroups, batch)
+        stride = (1, B.stride[1], 64, B.stride[2], B.stride[0])
+        view = cute.make_tensor(B.iterator, cute.make_layout(shape, stride=stride))
+        load_B = Copies(*self.atom(load, view, self.b_layout(1), (64, T, N // 64)))
+        items = local.shape[0] * (nheads // self.config.state_heads)
+        self.kernel(load_x, load_B, steps, offsets, local, decay, table, seqlen, ngroups).launch(
+            grid=[cutlass.min(items, ctas), 1, 1],
+            block=[WARPS * WARP, 1, 1],
+            smem=self.sizes.shared_bytes,
+            min_blocks_per_mp=1,
+            use_pdl=True,
+            stream=stream,
+        )
+
+    def atom(self, load: Any, view: Any, layout: Any, tile: tuple[int, ...]) -> Any:
+        return cpasync.make_tiled_tma_atom(load, view, cute.select(layout, mode=list(range(len(tile)))), tile)
+
+    # ---- device
+
+    @cute.kernel
+    def kernel(
+        self,
+        load_x: Copies,
+        load_B: Copies,
+        steps: Steps,
+        offsets: MaybeTensor,
+        local: cute.Tensor,
+        decay: cute.Tensor,
+        table: MaybeTensor,
+        seqlen: Int32,
+        ngroups: Int32,
+    ) -> None:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        lane = cute.arch.lane_idx()
+        smem = self.allocate()
+        if warp == MMA:
+            self.pipes.initialise(smem.bars)
+            cute.arch.alloc_tmem(self.sizes.tensor_columns, smem.tmem)
+            cute.arch.relinquish_tmem_alloc_permit()
+        if warp == TMA:
+            cpasync.prefetch_descriptor(load_x.atom)
+            cpasync.prefetch_descriptor(load_B.atom)
+        cute.arch.sync_threads()
+        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, smem.tmem)
+        if const_expr(self.sizes.lanes < 128):
+            self.clear_lanes(tmem, warp)
+            cute.arch.sync_threads()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        cta, _, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        nheads = decay.shape[1]
+        groups = nheads // self.config.state_heads
+        work = Work(cta, decay.shape[0] * groups, ctas, groups, seqlen, offsets)
+        if warp == TMA:
+            self.load(load_x, load_B, smem, work, nheads // ngroups)
+        if warp == MMA:
+            self.multiply(smem, tmem, work, lane)
+        if warp >= DECAYS:
+            self.decays(steps, decay, table, smem, work, warp - DECAYS, lane)
+        if warp < EPILOGUE:  # noqa: SIM102
+            if warp % GROUP < self.active:
+                self.scale(smem, tmem, work, warp // GROUP, warp % GROUP, lane)
+        if (warp >= EPILOGUE) & (warp < EPILOGUE + self.active):
+            self.store(local, smem, tmem, work, warp - EPILOGUE, lane)
+        cute.arch.sync_threads()  # nobody uses tensor memory any more
+        if warp == MMA:
+            cute.arch.dealloc_tmem(tmem, self.sizes.tensor_columns)
+
+    def allocate(self) -> Smem:
+        smem, sizes = SmemAllocator(), self.sizes
+
+        def tensor(layout: Any) -> Any:
+            return smem.allocate_tensor(self.dtype, layout.outer, 1024, swizzle=layout.inner)
+
+        x, B = tensor(self.x_layout(sizes.x_stages)), tensor(self.b_layout(sizes.b_stages))
+        operand = cute.make_tensor(B.iterator, self.b_operand_layout().outer)
+        weights = smem.allocate_tensor(Float32, cute.make_layout((Q, sizes.slab, sizes.weight_stages)), 16)
+        bars = smem.allocate_array(Int64, self.pipes.count)
+        return Smem(x, B, operand, weights, bars, smem.allocate_array(Int32, 1))
+
+    @cute.jit
+    def clear_lanes(self, tmem: Any, warp: Int32) -> None:
+        """Scaled x has no rows in these lanes, but the tensor core reads them."""
+        columns = self.sizes.a_stages * T // 2
+        zero = kept(Int32(0))
+        if warp < GROUP:
+            for half in range_constexpr(2):
+                row = warp * WARP + half * 16
+                if row >= self.sizes.lanes:
+                    for column in range_constexpr(0, columns, 32):
+                        where = tmem.toint() + (self.sizes.accumulator_columns + column) + (row << LANE)
+                        store_rows(where, [zero] * (T // 4))
+            cute.arch.fence_view_async_tmem_store()
+            before_sync()
+
+    @cute.jit
+    def locate(self, work: Work, item: Int32) -> tuple[Any, Any]:
+        """(tile, first head) of a work item; by a whole warp."""
+        slot = item // work.groups
+        head = (item - slot * work.groups) * self.config.state_heads
+        if const_expr(work.offsets is not None):
+            _, tile = find_tile(work.offsets, slot, work.seqlen)
+        else:
+            tile = batched_tile(slot, work.seqlen)
+        return tile, head
+
+    @cute.jit
+    def load(self, load_x: Copies, load_B: Copies, smem: Smem, work: Work, heads_per_group: Int32) -> None:
+        sizes, bars = self.sizes, smem.bars
+        block, blocks, N = sizes.block, self.config.headdim // sizes.block, self.config.dstate
+        n_x, n_b = Int32(0), Int32(0)
+        for item in cutlass.range(work.first, work.end, work.step, unroll=1):
+            tile, head = self.locate(work, item)
+            parts = (tile.valid + T - 1) // T
+            where = (0, tile.first, 0, head, tile.row)
+            gx = cute.local_tile(
+                cute.domain_offset(where, load_x.tensor), (block, T, blocks, sizes.slab, 1), (0, None, 0, None, 0)
+            )
+            where = (0, tile.first, 0, head // heads_per_group, tile.row)
+            gB = cute.local_tile(cute.domain_offset(where, load_B.tensor), (64, T, N // 64, 1, 1), (0, None, 0, 0, 0))
+            one = cute.make_layout(1)
+            to_x, from_x = cpasync.tma_partition(
+                load_x.atom, 0, one, cute.group_modes(smem.x, 0, 4), cute.group_modes(gx, 0, 5)
+            )
+            to_B, from_B = cpasync.tma_partition(
+                load_B.atom, 0, one, cute.group_modes(smem.B, 0, 3), cute.group_modes(gB, 0, 5)
+            )
+            for slab in cutlass.range(sizes.slabs, unroll=1):
+                for part in cutlass.range(parts, unroll=1):
+                    if slab == 0:
+                        self.pipes.wait_empty(bars, "b", n_b)
+                        full = self.pipes.expect(bars, "b", n_b, sizes.b_bytes)
+                        cute.copy(load_B.atom, from_B[None, part], to_B[None, self.pipes.stage("b", n_b)], tma_bar_ptr=full)
+                        n_b += 1
+                    self.pipes.wait_empty(bars, "x", n_x)
+                    full = self.pipes.expect(bars, "x", n_x, sizes.x_bytes)
+                    target = to_x[None, self.pipes.stage("x", n_x)]
+                    cute.copy(load_x.atom, from_x[None, part, slab], target, tma_bar_ptr=full)
+                    n_x += 1
+
+    @cute.jit
+    def decays(self, steps: Steps, decay: cute.Tensor, table: MaybeTensor, smem: Smem, work: Work, turn: Int32,
+               lane: Int32) -> None:  # fmt: skip
+        """What x_j is scaled by, exp(a_last - a_j) dt_j; slabs in turn with the other warp."""
+        sizes, bars = self.sizes, smem.bars
+        n = Int32(0)
+        for item in cutlass.range(work.first, work.end, work.step, unroll=1):
+            tile, head = self.locate(work, item)
+            if const_expr(table is not None):  # noqa: SIM102
+                if (head == 0) & (turn == 0) & (lane == 0):
+                    store_tile(table, tile)
+            if tile.valid > 0:
+                for slab in cutlass.range(sizes.slabs, unroll=1):
+                    if (n & 1) == turn:
+                        weights = cute.make_rmem_tensor((EACH, sizes.slab), Float32)
+                        self.weigh(weights, steps, decay, tile, head + slab * sizes.slab, lane)
+                        self.pipes.wait_empty(bars, "weights", n)
+                        for j in range_constexpr(sizes.slab):
+                            target = cute.local_tile(
+                                smem.weights[None, j, self.pipes.stage("weights", n)], (EACH,), (lane,)
+                            )
+                            cute.autovec_copy(weights[None, j], target)
+                        self.pipes.arrive_full(bars, "weights", n)
+                    n += 1
+
+    @cute.jit
+    def weigh(self, weights: cute.Tensor, steps: Steps, decay: cute.Tensor, tile: Tile, head: Int32,
+              lane: Int32) -> None:  # fmt: skip
+        """Of each token the decay of those behind it: a sum from the end, where a difference would cancel."""
+        config, slab = self.config, self.sizes.slab
+        raw = [
+            [load_step(config, steps, tile.row, tile.first, lane * EACH + e, tile.valid, head + j) for e in range(EACH)]
+            for j in range(slab)
+        ]
+        for j in range_constexpr(slab):
+            behind = Float32(0.0)
+            step, after = [None] * EACH, [None] * EACH
+            for e in range_constexpr(EACH - 1, -1, -1):
+                inside = lane * EACH + e < tile.valid
+                after[e] = behind
+                step[e], own = discretise(config, steps, raw[j][e], inside, head + j)
+                behind = behind + own
+            for distance in (1, 2, 4, 8, 16):
+                other = cute.arch.shuffle_sync_down(behind, distance)
+                behind = choose(lane + distance < WARP, behind + other, behind)
+            lanes_behind = choose(lane < WARP - 1, cute.arch.shuffle_sync_down(behind, 1), 0.0)
+            for e in range_constexpr(EACH):
+                weights[e, j] = cute.math.exp2(after[e] + lanes_behind, fastmath=True) * step[e]
+            if lane == 0:
+                decay[tile.slot, head + j] = behind
+
+    @cute.jit
+    def scale(self, smem: Smem, tmem: Any, work: Work, turn: Int32, warp: Int32, lane: Int32) -> None:
+        """Stages of x in turn with the other warpgroup."""
+        bars = smem.bars
+        n, slabs = Int32(0), Int32(0)
+        sources = self.sources(smem, warp, lane)
+        a = tmem.toint() + self.sizes.accumulator_columns + (warp * WARP << LANE)
+        head = warp * WARP // self.config.headdim
+        for item in cutlass.range(work.first, work.end, work.step, unroll=1):
+            tile, _ = self.locate(work, item)
+            parts = (tile.valid + T - 1) // T
+            rounds = cutlass.min(parts, 1) * self.sizes.slabs  # none in a slot that is not used
+            for _ in cutlass.range(rounds, unroll=1):
+                self.pipes.wait_full(bars, "weights", slabs)
+                part = (turn - n) & 1
+                if part < parts:
+                    stage = n + part
+                    weights = cute.make_rmem_tensor((2, T // 8), Float32)
+                    mine = smem.weights[None, head, self.pipes.stage("weights", slabs)]
+                    for j in range_constexpr(T // 8):
+                        token_pair = part * (T // 2) + j * 4 + (lane & 3)
+                        cute.autovec_copy(cute.local_tile(mine, (2,), (token_pair,)), weights[None, j])
+                    self.pipes.wait_full(bars, "x", stage)
+                    self.pipes.wait_empty(bars, "a", stage)
+                    after_sync()
+                    x_at = self.pipes.stage("x", stage) * self.sizes.x_bytes
+                    a_at = a + self.pipes.stage("a", stage) * (T // 2)
+                    for half in range_constexpr(2):
+                        if const_expr(self.sizes.lanes % WARP == 0) or warp * WARP + 16 * half < self.sizes.lanes:
+                            self.scale_rows(
+                                sources[half] + x_at, a_at + (half * 16 << LANE), weights, tile.valid - part * T, lane
+                            )
+                    cute.arch.fence_view_async_shared()  # x has been read before TMA writes its stage
+                    self.pipes.arrive_empty(bars, "x", stage)
+                    cute.arch.fence_view_async_tmem_store()
+                    before_sync()
+                    self.pipes.arrive_full(bars, "a", stage)
+                self.pipes.arrive_empty(bars, "weights", slabs)
+                n += parts
+                slabs += 1
+
+    def sources(self, smem: Smem, warp: Int32, lane: Int32) -> list[Any]:
+        """Where in a stage this lane's row of ldmatrix begins, for both halves of the warp's rows of headdim: four
+        matrices of 8 tokens x 8 features, two of each. The swizzle moves 16-byte pieces by the row of eight."""
+        block, P = self.sizes.block, self.config.headdim
+        found = []
+        token = (lane >> 4) * 8 + (lane & 7)
+        for half in range(2):
+            row = warp * WARP + half * 16
+            feature = row % P + ((lane >> 3) & 1) * 8
+            offset = token * block * 2 + feature % block * 2
+            bits = {64: 7, 32: 3, 16: 1}[block] << 4
+            offset = offset ^ ((offset >> 3) & bits)
+            start = (row // P * P + row % P // block * block) * T * 2
+            found.append(smem.x.iterator.toint() + start + offset)
+        return found
+
+    @cute.jit
+    def scale_rows(self, source: Int32, target: Int32, weights: cute.Tensor, valid: Int32, lane: Int32) -> None:
+        """T tokens of 16 rows of headdim. A matrix of ldmatrix, transposed, has a row's two neighbouring tokens in a
+        register: that is what tcgen05.st 16x128b writes to a column, so nothing moves between lanes."""
+        words = cute.make_rmem_tensor(T // 4, Int32)
+        for k in range_constexpr(T // 16):
+            found = cute.arch.inline_ptx(
+                "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+                write_only_types=[Int32] * 4,
+                read_only_args=[source + k * 16 * self.sizes.block * 2],
+            )
+            for r in range_constexpr(4):
+                words[4 * k + r] = found[r]
+        if valid < T:
+            # Tokens of others: not even their NaNs may come through, so they are cut off, not multiplied by 0.
+            for j in range_constexpr(T // 8):
+                left = valid - (j * 8 + (lane & 3) * 2)
+                keep = Int32(cutlass.select_(left > 1, Int32(-1), Int32(cutlass.select_(left > 0, 0xFFFF, 0))))
+                words[2 * j] = words[2 * j] & keep
+                words[2 * j + 1] = words[2 * j + 1] & keep
+        packed = cute.make_tensor(cute.recast_ptr(words.iterator, dtype=self.dtype), cute.make_layout(T // 2))
+        scaled = cute.make_rmem_tensor(T // 2, Float32)
+        scaled.store(widen(packed))
+        for r in range_constexpr(T // 4):
+            pair = (scaled[2 * r], scaled[2 * r + 1])
+            scaled[2 * r], scaled[2 * r + 1] = mul2(True, pair, (weights[0, r // 2], weights[1, r // 2]))
+        packed.store(scaled.load().to(self.dtype))
+        store_rows(target, [words[r] for r in range(T // 4)])
+
+    @cute.jit
+    def multiply(self, smem: Smem, tmem: Any, work: Work, lane: Int32) -> None:
+        sizes, bars = self.sizes, smem.bars
+        mma = self.mma()
+        a_layout = sm100.make_smem_layout_a(mma, (128, sizes.columns, T), self.dtype, sizes.a_stages)
+        a_at = cute.recast_ptr(tmem + sizes.accumulator_columns, dtype=self.dtype)
+        A = cute.make_tensor(a_at, mma.make_fragment_A(a_layout.outer.shape).layout)
+        B = mma.make_fragment_B(smem.B_operand)
+        acc = self.accumulators(mma, tmem)
+        n_a, n_b, n_acc = Int32(0), Int32(0), Int32(0)
+        for item in cutlass.range(work.first, work.end, work.step, unroll=1):
+            tile, _ = self.locate(work, item)
+            parts = (tile.valid + T - 1) // T
+            rounds = cutlass.min(parts, 1) * sizes.slabs
+            for slab in cutlass.range(rounds, unroll=1):
+                for half in range_constexpr(sizes.halves):
+                    self.pipes.wait_empty(bars, "acc", n_acc)
+                    after_sync()
+                    target = acc[None, 0, 0, self.pipes.stage("acc", n_acc)]
+                    for part in cutlass.range(parts, unroll=1):
+                        left = tile.valid - part * T
+                        if const_expr(half == 0):
+                            if slab == 0:
+                                self.pipes.wait_full(bars, "b", n_b + part)
+                                self.clear_tail(smem, self.pipes.stage("b", n_b + part), left, lane)
+                            self.pipes.wait_full(bars, "a", n_a + part)
+                            after_sync()
+                        a_stage, b_stage = self.pipes.stage("a", n_a + part), self.pipes.stage("b", n_b + part)
+                        left_operand, right_operand = A[None, 0, None, a_stage], B[None, half, None, b_stage]
+                        self.multiply_part(mma, target, left_operand, right_operand, left, part)
+                        if const_expr(half == sizes.halves - 1):
+                            self.pipes.commit_empty(bars, "a", n_a + part)
+                            if slab == sizes.slabs - 1:
+                                self.pipes.commit_empty(bars, "b", n_b + part)
+                    self.pipes.commit_full(bars, "acc", n_acc)
+                    n_acc += 1
+                n_a += parts
+            n_b += parts
+
+    def accumulators(self, mma: cute.TiledMma, tmem: Any) -> Any:
+        """((128, columns), 1, 1, stage)"""
+        shape = cute.append(mma.partition_shape_C((128, self.sizes.columns)), self.sizes.accumulators)
+        return cute.make_tensor(tmem, mma.make_fragment_C(shape).layout)
+
+    @cute.jit
+    def multiply_part(self, mma: cute.TiledMma, acc: Any, a: Any, b: Any, left: Int32, part: Int32) -> None:
+        """A stage's tokens, 16 at a time, as far as there are valid ones."""
+        if left >= T:
+            for k in range_constexpr(T // 16):
+                mma.set(tcgen05.Field.ACCUMULATE, (part != 0) if const_expr(k == 0) else True)
+                cute.gemm(mma, acc, a[None, k], b[None, k], acc)
+        else:
+            for k in cutlass.range((left + 15) // 16, unroll=1):
+                mma.set(tcgen05.Field.ACCUMULATE, (part != 0) | (k != 0))
+                cute.gemm(mma, acc, a[None, k], b[None, k], acc)
+
+    @cute.jit
+    def clear_tail(self, smem: Smem, stage: Int32, valid: Int32, lane: Int32) -> None:
+        """Zeros in the rows of B that the last MMA reads beyond the sequence's end: 0 times another's NaN is NaN."""
+        if (valid < T) & ((valid & 15) != 0):
+            zeros = cute.make_rmem_tensor(8, self.dtype)
+            zeros.fill(0.0)
+            raw = cute.make_ptr(self.dtype, smem.B.iterator.toint(), cute.AddressSpace.smem, assumed_align=1024)
+            shape = (8, 8, T, self.config.dstate // 64, self.sizes.b_stages)  # swizzled inside of its rows only
+            rows = cute.make_tensor(raw, cute.make_layout(shape))
+            for index in range_constexpr(4):
+                row = valid + index * 4 + lane // 8
+                if row < (valid + 15) // 16 * 16:
+                    for block in range_constexpr(self.config.dstate // 64):
+                        cute.autovec_copy(zeros, rows[None, lane % 8, row, block, stage])
+            cute.arch.fence_view_async_shared()
+            cute.arch.sync_warp()
+
+    @cute.jit
+    def store(self, local: cute.Tensor, smem: Smem, tmem: Any, work: Work, warp: Int32, lane: Int32) -> None:
+        """A lane has a row of headdim and its columns are neighbours in memory: 256-bit stores."""
+        sizes, bars = self.sizes, smem.bars
+        P, N = self.config.headdim, self.config.dstate
+        row = warp * WARP + lane
+        n = Int32(0)
+        for item in cutlass.range(work.first, work.end, work.step, unroll=1):
+            tile, head = self.locate(work, item)
+            rounds = cutlass.min(tile.valid, 1) * sizes.slabs
+            where = flat(local, tile.slot, head) + Int64(row * N)
+            for _ in cutlass.range(rounds, unroll=1):
+                for half in range_constexpr(sizes.halves):
+                    self.pipes.wait_full(bars, "acc", n)
+                    after_sync()
+                    column = self.pipes.stage("acc", n) * sizes.columns
+                    for first in range_constexpr(0, sizes.columns, 2 * CHUNK):
+                        values = self.load_columns(tmem + column + first, lane, warp)
+                        if const_expr(first + 2 * CHUNK == sizes.columns):
+                            before_sync()
+                            self.pipes.arrive_empty(bars, "acc", n)
+                        if const_expr(sizes.lanes % WARP == 0) or row < sizes.lanes:
+                            self.store_columns(local, where + (half * sizes.columns + first), values)
+                    n += 1
+                where += Int64(sizes.lanes * N)
+
+    def load_columns(self, at: Any, lane: Int32, warp: Int32) -> cute.Tensor:
+        """Two loads of CHUNK columns of the warp's lanes."""
+        tile = cute.make_tensor(at, cute.make_layout((128, 2 * CHUNK), stride=(1 << LANE, 1)))
+        op = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), Float32)
+        copy = tcgen05.make_tmem_copy(op, tile)
+        source = copy.get_slice(warp * WARP + lane).partition_S(tile)
+        values = cute.make_rmem_tensor(2 * CHUNK, Float32)
+        shape = copy.get_slice(0).partition_D(cute.make_identity_tensor((128, 2 * CHUNK))).shape
+        cute.copy(copy, source, cute.make_tensor(values.iterator, cute.make_layout(shape)))
+        cute.arch.fence_view_async_tmem_load()
+        return values
+
+    def store_columns(self, local: cute.Tensor, offset: Int64, values: cute.Tensor) -> None:
+        width = 256 // self.local.width
+        rounded = cute.make_rmem_tensor(2 * CHUNK, self.local)
+        rounded.store(values.load().to(self.local))
+        copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.local, num_bits_per_copy=256)
+        start = (local.iterator + offset).align(32)
+        parts = cute.make_layout((width, 2 * CHUNK // width))
+        source, target = cute.make_tensor(rounded.iterator, parts), cute.make_tensor(start, parts)
+        for k in range(2 * CHUNK // width):
+            cute.copy(copy, source[None, k], target[None, k])
