@@ -127,6 +127,29 @@ ONLY = "setp.ne.u32 %p, %w, {0}; @%p bra $E{1};"
 case("read after write", f"{PUT} bar.sync 0; {PUT} <<bar.sync 0;>> {GET}")
 case("write after read", f"{PUT} bar.sync 0; {GET} <<bar.sync 0;>> {PUT}")
 case("write after write", f"{PUT} <<bar.sync 0;>> st.shared.u32 [%next], %t;")
+# Of different size, where the words of two warps alternate.
+WORD, VECTOR = "[%r3]", "{%r5, %r6, %r7, %r8}, [%r4]"
+ALTERNATE = """
+    mad.lo.u32 %r3, %l, 8, %r1; mad.lo.u32 %r3, %w, 4, %r3; and.b32 %r4, %l, 15; mad.lo.u32 %r4, %r4, 16, %r1;
+    st.shared.u32 [%r3], %t;
+    """
+case("words that alternate", f"{ALTERNATE} ld.shared.u32 %r9, {WORD}; st.shared.u32 {WORD}, 1;", ())
+case(
+    "bytes that alternate",
+    "mad.lo.u32 %r3, %l, <<2||1>>, %r1; add.u32 %r3, %r3, %w; st.shared.u8 [%r3], %t; ld.shared.u8 %r9, [%r3];",
+)
+case("vectors after words", f"{ALTERNATE} <<bar.sync 0;>> ld.shared.v4.u32 {VECTOR};", ("race", "uninitialised"))
+case(
+    "words after vectors",
+    f"{ALTERNATE} bar.sync 0; ld.shared.v4.u32 {VECTOR}; <<bar.sync 0;>> st.shared.u32 {WORD}, 1;",
+)
+case(
+    "words after a bulk copy",
+    f"""
+    {init(1)} {ALTERNATE} <<bar.sync 0;>> fence.proxy.async; bar.warp.sync -1; @%first {expect(256)} @%first {load(256)}
+    {wait()} ld.shared.u32 %r9, {WORD};
+    """,
+)
 case("two barriers", f"{PUT} <<bar.sync 1, 64;>> {GET} <<bar.sync 2, 64;>> {PUT}")
 case(
     "arrive and sync",
@@ -539,6 +562,32 @@ tensor(
     ("race", "tensor memory"),
     free=FREE.replace("bar.sync 0;", "<<bar.sync 0;>>"),
 )
+SHIFT = "tcgen05.shift.cta_group::1.down [%tm];"
+NEXT = COMMIT.format("") + wait(0, 1)
+tensor(
+    "tcgen05.shift before a load",
+    f"{PRODUCT} {one(SHIFT + COMMIT.format('+16'))} <<{wait(2)}>> {LOAD_T} {WAIT_LD} {wait(2)}",
+)
+tensor("tcgen05.shift among products", f"{READY} {one(MMA + SHIFT + MMA + COMMIT.format(''))} {wait()}", ())
+tensor(
+    "two of tcgen05.shift",
+    f"{PRODUCT} bar.sync 0; {one(f'{SHIFT} <<{NEXT}>> {SHIFT}' + COMMIT.format('+16'))} {wait(2)} {LOAD_T} {WAIT_LD}",
+)
+tensor(
+    "a copy before tcgen05.shift",
+    f"""
+    {PRODUCT} bar.sync 0;
+    {one(f"tcgen05.cp.cta_group::1.128x256b [%tm], %da; <<{NEXT}>> {SHIFT}" + COMMIT.format("+16"))} {wait(2)}
+    """,
+)
+PAIRED_TENSOR = TENSOR.replace("cta_group::1", "cta_group::2")
+PAIRED_FREE = FREE.replace("cta_group::1", "cta_group::2").replace("bar.sync 0;", "")
+case(
+    "deallocation of a pair's memory",
+    f"{PAIRED_TENSOR} {STORE_T} {WAIT_ST} {LOAD_T} {WAIT_LD} <<{CLUSTER_SYNC}||bar.sync 0;>> {PAIRED_FREE}",
+    warps=4,
+    ctas=2,
+)
 tensor("the use of a result", f"{PRODUCT} {LOAD_T} <<{WAIT_LD}>> add.u32 %r9, %y0, 1; {WAIT_LD}", "register in flight")
 tensor("the partition of a warp", f"{PRODUCT} <<||add.u32 %tmw, %tmw, 0x200000;>> {LOAD_T} {WAIT_LD}", "tensor memory")
 tensor("columns that were allocated", f"{PRODUCT} <<||add.u32 %tmw, %tmw, 28;>> {LOAD_T} {WAIT_LD}", "tensor memory")
@@ -917,6 +966,24 @@ case(
     """,
     (),
     grid=5,
+)
+case(
+    "vectors and words in global memory",
+    """
+    mad.wide.u32 %a, %t, 32, %out0; setp.eq.u32 %p, %cta, 0; @%p st.global.v4.u32 [%a+8192], {%t, %t, %t, %t};
+    @!%p st.global.u32 [%a+<<8208||8204>>], %t;
+    """,
+    "global race",
+    grid=2,
+)
+case(
+    "words and vectors in global memory",
+    """
+    mad.wide.u32 %a, %t, 32, %out0; setp.eq.u32 %p, %cta, 0; @%p st.global.u32 [%a+<<8208||8204>>], %t;
+    @!%p ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%a+8192];
+    """,
+    "global race",
+    grid=2,
 )
 case(
     "the last CTA sums up",

@@ -134,6 +134,32 @@ def test_copy(shape: str, multicast: str, rows: int, columns: int, layout: Layou
     np.testing.assert_array_equal(after, expected)
 
 
+# ---- shift -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("schedule", ["eager", "late"])
+def test_shift(schedule: str, times: int, group: int) -> None:
+    """In each quarter of the lanes rows 1..31 of 8 columns move to 0..30, and row 31 stays."""
+    images = Images(ctas=group)
+    text = SETUP
+    for phase in range(times):
+        issue = single(f"tcgen05.shift.cta_group::{group}.down [%x6];", group)
+        text += f"{{ {issue.replace('[%mb], 0', f'[%mb], {phase}')} }}"
+    after = images.run(text, 0, 0, 0, 0, 0, 40, sanitize=True, schedule=schedule)
+    expected = images.tmem.copy()
+    source = np.minimum(LANE + times, 31)
+    for quarter in range(4):
+        expected[:, 32 * quarter + LANE, 40:48] = images.tmem[:, 32 * quarter + source, 40:48]
+    np.testing.assert_array_equal(after, expected)
+
+
+def test_shift_needs_the_first_lane() -> None:
+    (event,) = events_of(SETUP + single("tcgen05.shift.cta_group::1.down [%x6];"), 0, 0, 0, 0, 0, 0x200000)
+    assert event.kind == "tensor memory" and "from lane 32 on" in event.message
+
+
 # ---- allocation ------------------------------------------------------------------------------------------------------
 
 
@@ -296,7 +322,7 @@ def test_unordered_product_is_a_race() -> None:
         "tcgen05.mma.ws.cta_group::1.kind::f16 [%x6], %desc0, %desc1, %v4, %no;",
         "tcgen05.mma.cta_group::1.kind::f8f6f4 [%x6], %desc0, %desc1, %v4, %no, 2;",
         "tcgen05.mma.cta_group::2.kind::f16 [%x6], %desc0, %desc1, %v4, {%x0, %x0, %x0, %x0}, %no;",
-        "tcgen05.shift.cta_group::1.down [%x6];",
+        "tcgen05.shift.cta_group::1.up [%x6];",
         "tcgen05.cp.cta_group::1.128x256b.b8x16.b4x16_p64 [%x6], %desc0;",
         "tcgen05.cp.cta_group::1.64x128b [%x6], %desc0;",
         "tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r0}, [%x6];",

@@ -20,6 +20,7 @@ from .report import Finding, KernelError, LaunchReport, Report
 if TYPE_CHECKING:
     from .decode import UnsupportedInstruction
     from .session import Session
+    from .timing import Model
 
 __all__ = ["EmulatorError", "Finding", "KernelError", "LaunchReport", "Report", "UnsupportedInstruction", "emulate"]
 
@@ -44,12 +45,15 @@ def prepare(
     implicit_waits: bool = False,
     threads: int | None = None,
     time_limit: float = 3600.0,
+    timing: Model | bool = False,
+    sampled: bool = False,
 ) -> tuple[Report, Session]:
     """The report and the (not yet entered) session of an emulation; arguments as for `emulate`."""
     from ..errors import ShapeError
     from .engine import Options
     from .runner import Runner
     from .session import Session
+    from .timing import Model
 
     if schedule is None:
         schedule = "eager" if seed == 0 else SCHEDULES[2 - seed % 2]
@@ -57,9 +61,14 @@ def prepare(
         raise ShapeError(f"schedule is {schedule!r}, expected one of {', '.join(SCHEDULES)}.")
     if seed < 0:
         raise ShapeError(f"seed is {seed}, expected 0 or more.")
+    if timing and schedule != "eager":
+        raise ShapeError(f"schedule is {schedule!r} with timing, expected 'eager'; leave out the seed.")
+    if sampled and not timing:
+        raise ShapeError("sampled is True without timing, expected both: only the timing model can do with a few CTAs.")
+    model = Model() if timing is True else timing or None
     report = Report(arch)
     options = Options(schedule, seed, sanitize, threads or Options().threads, implicit_waits, time_limit)
-    return report, Session(arch, Runner(report, options, keep_going))
+    return report, Session(arch, Runner(report, options, keep_going, model, sampled))
 
 
 @contextmanager
@@ -73,6 +82,8 @@ def emulate(
     implicit_waits: bool = False,
     threads: int | None = None,
     time_limit: float = 3600.0,
+    timing: Model | bool = False,
+    sampled: bool = False,
 ) -> Iterator[Report]:
     """Inside it `cute.compile` targets `arch` and compiled functions, called with CPU tensors, run on the emulator.
 
@@ -90,9 +101,13 @@ def emulate(
             only tcgen05.wait::ld does, as the PTX ISA says, and a use before it is a finding.
         threads: host threads, by default one per core. Results do not depend on it.
         time_limit: seconds that a launch may be expected to take; a larger grid is given up early with an estimate.
+        timing: model the time of each launch on a B200, at its boost clock or as a `timing.Model` says; up to three
+            times slower. Needs the eager schedule.
+        sampled: with `timing`, execute only the CTAs whose traces stand for all: fast, and the outputs are incomplete.
 
     Yields:
-        Report: per launch the geometry, instruction counts by class, findings, printed text.
+        Report: per launch the geometry, instruction counts by class, findings, printed text; with `timing` modelled
+            cycles.
 
     Raises:
         ShapeError: an unknown arch or a wrong value. EmulatorError: no C/C++ compiler, a kernel compiled for another
@@ -108,6 +123,8 @@ def emulate(
         implicit_waits=implicit_waits,
         threads=threads,
         time_limit=time_limit,
+        timing=timing,
+        sampled=sampled,
     )
     with session:
         yield report

@@ -50,6 +50,9 @@ class _Options(ctypes.Structure):
         ("threads", ctypes.c_int32),
         ("implicit_waits", ctypes.c_int32),
         ("time_limit", ctypes.c_double),
+        ("traced", ctypes.c_void_p),
+        ("ntraced", ctypes.c_int32),
+        ("only_traced", ctypes.c_int32),
     )
 
 
@@ -89,7 +92,8 @@ class _Result(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Options:
-    """How to execute: the order of asynchronous work, its seed, the checks, host threads."""
+    """How to execute: the order of asynchronous work, its seed, the checks, host threads; the clusters (numbers in the
+    grid) whose traces are kept for the timing model, and whether only they are executed."""
 
     schedule: str = "eager"
     seed: int = 0
@@ -97,6 +101,8 @@ class Options:
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     implicit_waits: bool = False
     time_limit: float = math.inf
+    traced: tuple[int, ...] = ()
+    only_traced: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,26 @@ def merge_ranges(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.array(merged, np.uint64).reshape(-1, 2)
 
 
+def c_layout(program: Program) -> ctypes.Structure:
+    """core.h's Program: addresses of the arrays of `program`, which must stay alive."""
+    return _Program(
+        records=_address(program.records),
+        nrecords=len(program.records),
+        pool=_address(program.pool),
+        nslots=len(program.initial),
+        npredicates=program.npredicates,
+        initial=_address(program.initial),
+        constant=_address(program.constant),
+        specials=_address(program.specials),
+        nspecials=len(program.specials) // 2,
+        shared_symbols=_address(program.shared_symbols),
+        nshared_symbols=len(program.shared_symbols),
+        param_symbols=_address(program.param_symbols),
+        nparam_symbols=len(program.param_symbols) // 2,
+        local_bytes=program.local_bytes,
+    )
+
+
 def run(
     program: Program,
     grid: Sequence[int],
@@ -176,22 +202,8 @@ def run(
     buffer[start : start + len(params)] = np.frombuffer(params, np.uint8)
     base = _address(buffer) + start
     known = merge_ranges([*ranges, *program.global_ranges, (base, base + max(len(params), 1))])
-    c_program = _Program(
-        records=_address(program.records),
-        nrecords=len(program.records),
-        pool=_address(program.pool),
-        nslots=len(program.initial),
-        npredicates=program.npredicates,
-        initial=_address(program.initial),
-        constant=_address(program.constant),
-        specials=_address(program.specials),
-        nspecials=len(program.specials) // 2,
-        shared_symbols=_address(program.shared_symbols),
-        nshared_symbols=len(program.shared_symbols),
-        param_symbols=_address(program.param_symbols),
-        nparam_symbols=len(program.param_symbols) // 2,
-        local_bytes=program.local_bytes,
-    )
+    c_program = c_layout(program)
+    traced = np.array(options.traced, np.int64)
     c_launch = _Launch(
         grid=tuple(grid),
         block=tuple(block),
@@ -210,6 +222,9 @@ def run(
         threads=options.threads,
         implicit_waits=options.implicit_waits,
         time_limit=options.time_limit,
+        traced=_address(traced),
+        ntraced=len(traced),
+        only_traced=options.only_traced,
     )
     counts = np.zeros(len(program.records), np.uint64)
     result = _Result()

@@ -126,6 +126,7 @@ class KernelLaunch:
     cooperative: bool = False
     tensors: list[tuple[int, int]] = field(default_factory=list)
     unknown_extents: bool = False
+    machine_code: bytes = field(default=b"", repr=False)
     _parameters: Any = field(default=None, repr=False)
 
     def parameter(self, index: int, size: int) -> bytes:
@@ -140,6 +141,7 @@ class KernelLaunch:
 class Image(NamedTuple):
     ptx: str
     arch: str
+    machine_code: bytes = b""
 
 
 @dataclass
@@ -202,7 +204,7 @@ class FakeRuntime:
         self.symbols = {name: ctypes.cast(getattr(shim, answer), ctypes.c_void_p) for name, answer in ANSWERED.items()}
 
     def add_image(self, machine_code: bytes, image: Image) -> None:
-        self._images[hashlib.sha256(machine_code).digest()] = image
+        self._images[hashlib.sha256(machine_code).digest()] = image._replace(machine_code=machine_code)
 
     def _enter(self, callback: Callable[..., None], *arguments: Any) -> int:
         client = self.client
@@ -250,6 +252,7 @@ class FakeRuntime:
             cooperative=any(attributes.get(COOPERATIVE, b"")[:4]),
             tensors=list(client.tensors),
             unknown_extents=client.unknown_extents,
+            machine_code=image.machine_code,
             _parameters=parameters,
         )
         _check_geometry(launch, client.device)

@@ -15,6 +15,8 @@ from .build import EmulatorError
 if TYPE_CHECKING:
     import torch
 
+    from .timing import LaunchTime, Recording
+
 Dim3 = tuple[int, int, int]
 
 SHOWN_FINDINGS = 20
@@ -76,7 +78,7 @@ class KernelError(EmulatorError):
 @dataclass
 class LaunchReport:
     """One launch. `instructions` counts executed warp instructions by class; `shared_bytes` is static plus dynamic
-    memory."""
+    memory. `cycles` are modelled clocks of the SM, `modelled` has more about them; both None without `timing`."""
 
     kernel: str
     grid: Dim3
@@ -88,6 +90,7 @@ class LaunchReport:
     printed: list[str] = field(default_factory=list)
     seconds: float = 0.0
     cycles: float | None = None
+    modelled: LaunchTime | None = None
 
     @property
     def warp_instructions(self) -> int:
@@ -99,16 +102,17 @@ class LaunchReport:
         return (
             f"{short_name(self.kernel)}: grid {size}, block {self.block}, cluster {self.cluster}, {self.shared_bytes} "
             f"bytes shared, {self.warp_instructions} warp instructions, {self.seconds * 1e3:.1f} ms, "
-            f"{len(self.findings)} findings"
+            f"{len(self.findings)} findings" + (f"; {self.modelled}" if self.modelled else "")
         )
 
 
 @dataclass
 class Report:
-    """Everything an `emulate()` block ran, in order."""
+    """Everything an `emulate()` block ran, in order; with `timing` what `timing.chain_time` models it from."""
 
     arch: str
     launches: list[LaunchReport] = field(default_factory=list)
+    recordings: list[Recording] = field(default_factory=list, repr=False)
     _written: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
 
     @property

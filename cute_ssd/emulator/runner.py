@@ -6,7 +6,7 @@ import hashlib
 import sys
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,9 @@ from .launch import KernelLaunch
 from .program import Program
 from .ptx import parse_kernel
 from .report import Finding, KernelError, LaunchReport, Report
+from .timing import Model, Recording, launch_time, representatives
+from .timing.registers import registers
+from .timing.sm import recorded
 
 _PROGRAMS: OrderedDict[tuple[bytes, str], Program] = OrderedDict()
 _KEPT_PROGRAMS = 64
@@ -53,11 +56,14 @@ def mapped_memory() -> list[tuple[int, int]]:
 
 @dataclass
 class Runner:
-    """Executes launches for one report; a finding is an error unless `keep_going`."""
+    """Executes launches for one report; a finding is an error unless `keep_going`. With a `model` the report gets
+    modelled times as well; `sampled` executes only the clusters that those need."""
 
     report: Report
     options: engine.Options
     keep_going: bool = False
+    model: Model | None = None
+    sampled: bool = False
 
     def __call__(self, launch: KernelLaunch) -> None:
         program = program_of(launch.ptx, launch.kernel_name)
@@ -78,7 +84,7 @@ class Runner:
             launch.shared_bytes,
             bytes(block),
             ranges,
-            self.options,
+            self._options(launch),
             int(digits),
         )
         entry = LaunchReport(
@@ -93,10 +99,12 @@ class Runner:
             seconds=time.perf_counter() - begin,
         )
         self.report.launches.append(entry)
+        if self.model is not None and not any(event.fatal for event in outcome.events):
+            self._model(self.model, program, launch, entry)
         for text in outcome.printed:
             sys.stdout.write(text)
         fatal = any(event.fatal for event in outcome.events)
-        if self.options.sanitize and not fatal:
+        if self.options.sanitize and not fatal and not self.sampled:
             for address, nbytes in launch.tensors:
                 flags = engine.written(address, nbytes)
                 if flags.any():
@@ -104,6 +112,29 @@ class Runner:
                     known |= flags
         if entry.findings and (fatal or not self.keep_going):
             raise KernelError(entry.findings)
+
+    def _options(self, launch: KernelLaunch) -> engine.Options:
+        if self.model is None:
+            return self.options
+        traced = representatives(launch.grid, launch.cluster)
+        return replace(self.options, traced=traced, only_traced=self.sampled)
+
+    def _model(self, model: Model, program: Program, launch: KernelLaunch, entry: LaunchReport) -> None:
+        recording = Recording(
+            program,
+            launch.kernel_name,
+            launch.grid,
+            launch.block,
+            launch.cluster,
+            entry.shared_bytes,
+            launch.programmatic,
+            tuple(launch.tensors),
+            tuple(recorded()),
+            registers(launch.machine_code).get(launch.kernel_name, 0),
+        )
+        self.report.recordings.append(recording)
+        entry.modelled = launch_time(recording, model)
+        entry.cycles = entry.modelled.cycles
 
     def _finding(self, program: Program, kernel: str, event: engine.Event) -> Finding:
         instruction = program.instruction_at(event.line)

@@ -99,14 +99,26 @@ template <Space S> inline void find_lanes(Warp& w, Place p, u32 mask, u32 n, Poi
     for (u32 m = mask; m; m &= m - 1) lanes.at[first_lane(m)] = lane_address<S>(w, p, first_lane(m), n, line);
 }
 
-// Tells the sanitizer what a lane touches (not local memory: nobody else sees it).
-template <Space S> inline void report(Sanitizer& s, Warp& w, const Record& r, int lane, u32 n, Access access) {
-    if constexpr (S == Space::shared || S == Space::cluster) s.shared(w, r, lane, w.reg(r.a, lane) + (u32)r.i0, n, access);
-    if constexpr (S == Space::global || S == Space::generic) {
-        const u64 address = w.wide(r.a, lane) + (u64)r.i0;
-        if (S == Space::global || !(is_shared(address) || is_local(address))) s.global(w, r, lane, address, n, access);
-        else if (is_shared(address)) s.shared(w, r, lane, (u32)(address - SHARED_WINDOW), n, access);
+// Tells the sanitizer what the lanes touch (not local memory: nobody else sees it). `dense`: as in Pointers.
+template <Space S> inline void report(Sanitizer& s, Warp& w, const Record& r, u32 mask, bool dense, u32 n, Access access) {
+    u32 shared = 0, addresses[LANES];
+    if constexpr (S == Space::shared || S == Space::cluster) {
+        const u32* address = w.reg(r.a);
+        for (int lane = 0; lane < LANES; ++lane) addresses[lane] = address[lane] + (u32)r.i0;
+        shared = mask;
     }
+    if constexpr (S == Space::global || S == Space::generic) {
+        const bool plain = access == Access::read || access == Access::write;
+        if (dense && plain) return s.global(w, r, w.wide(r.a, 0) + (u64)r.i0, LANES * n, access);
+        for (u32 m = mask; m; m &= m - 1) {
+            const int lane = first_lane(m);
+            const u64 address = w.wide(r.a, lane) + (u64)r.i0;
+            if (S == Space::generic && is_local(address)) continue;
+            if (S == Space::generic && is_shared(address)) shared |= m & -m, addresses[lane] = (u32)(address - SHARED_WINDOW);
+            else s.global(w, r, address, n, access);
+        }
+    }
+    if (shared) s.shared(w, r, shared, addresses, n, access);
 }
 
 // Acquire (after a load) and release (before a store). Shared memory has no synchronising locations: there they act as a fence.

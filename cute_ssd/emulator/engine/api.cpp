@@ -1,4 +1,5 @@
 // The boundary to Python: the table of handlers, and running a grid. engine.py mirrors the structures.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -6,6 +7,7 @@
 #include <thread>
 #include "core.h"
 #include "global_shadow.h"
+#include "trace.h"
 
 namespace emu {
 
@@ -27,7 +29,7 @@ Handler handler_at(int index) { return table().handlers.at(index); }
 const std::vector<std::string>& handler_names() { return table().names; }
 
 // Executes the clusters of a grid on several host threads. A cluster that polls global memory is set aside until others have run.
-struct Grid {
+struct INTERNAL Grid {
     Grid(const Program& p, const Launch& l, const Options& o) : program(p), launch(l), options(o) {}
 
     const Program& program;
@@ -46,7 +48,11 @@ struct Grid {
     std::unique_ptr<GlobalShadow> shadow = std::make_unique<GlobalShadow>();
     std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
 
+    std::vector<std::unique_ptr<Recorder>> recorders;
+    std::vector<ClusterTrace> traces;
+
     i64 size() const {
+        if (options.only_traced) return options.ntraced;
         return (i64)launch.grid[0] * launch.grid[1] * launch.grid[2] / (launch.cluster[0] * launch.cluster[1] * launch.cluster[2]);
     }
 
@@ -58,6 +64,22 @@ struct Grid {
             if (!known) findings.push_back(f);
         }
         c.findings.clear();
+    }
+
+    void start(Cluster& c, i64 number) {
+        if (options.only_traced) number = options.traced[number];
+        if (std::find(options.traced, options.traced + options.ntraced, number) != options.traced + options.ntraced) {
+            std::lock_guard<std::mutex> hold(lock);
+            c.recorder = recorders.emplace_back(std::make_unique<Recorder>(program, launch)).get();
+        }
+        c.start(number);
+    }
+
+    void keep_trace(Cluster& c) {
+        if (!c.recorder) return;
+        std::lock_guard<std::mutex> hold(lock);
+        traces.push_back(c.recorder->take());
+        c.recorder = nullptr;
     }
 
     void retire(Cluster& c) {
@@ -100,7 +122,7 @@ struct Grid {
                     c->global_shadow = shadow.get();
                     c->printed = &printed;
                     c->print_lock = &lock;
-                    c->start(number);
+                    start(*c, number);
                     ++progress;
                 } else if (!waiting.empty()) {
                     number = -1;
@@ -114,6 +136,7 @@ struct Grid {
                     ++progress;
                     ++finished;
                     check_time();
+                    keep_trace(*c);
                     if (spare) retire(*spare);
                     spare = std::move(c);
                 } else {
@@ -169,6 +192,7 @@ int emu_run(const Program* program, const Launch* launch, const Options* options
     grid.work();
     for (auto& t : threads) t.join();
     last_shadow = std::move(grid.shadow);
+    last_traces = std::move(grid.traces);
     kept = std::move(grid.findings);
     printed = std::move(grid.printed);
     view.clear();

@@ -23,7 +23,7 @@ template <Space S> static u32 find_in(Warp& w, const Record& r, u32 mask, u32 n,
     find_lanes<S>(w, {r.a, r.i0}, mask, n, lanes, r.line);
     if (Sanitizer* s = w.cta->cluster->sanitizer) {
         if (r.i1 & RELEASE) order<S>(*s, w, r, mask, false);
-        for (u32 m = mask; m; m &= m - 1) report<S>(*s, w, r, first_lane(m), n, Access::atomic);
+        report<S>(*s, w, r, mask, false, n, Access::atomic);
         if (r.i1 & ORDERED) order<S>(*s, w, r, mask, true);
     }
     return shared;

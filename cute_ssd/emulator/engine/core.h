@@ -15,6 +15,9 @@
 #include <string>
 #include <vector>
 
+// A class that only the engine itself calls: directly, and inlined where that helps.
+#define INTERNAL __attribute__((visibility("hidden")))
+
 namespace emu {
 
 using u8 = uint8_t;
@@ -77,6 +80,9 @@ struct Options {
     i32 threads;
     i32 implicit_waits;         // 1: the use of a tcgen05.ld result waits for it, as ptxas makes it; 0: only tcgen05.wait::ld does
     double time_limit;          // seconds that the whole grid may be expected to take
+    const i64* traced;          // numbers of clusters to record (trace.h)
+    i32 ntraced;
+    i32 only_traced;            // 1: the others are not executed
 };
 
 struct Launch {
@@ -103,6 +109,7 @@ struct Cta;
 struct Cluster;
 struct Sanitizer;
 class GlobalShadow;
+class Recorder;
 using Handler = Flow (*)(Warp&, const Record&, u32 mask);
 
 // Registers a handler under the name that decode.py emits.
@@ -128,14 +135,17 @@ struct AsyncGroups {                       // cp.async and cp.async.bulk: commit
     u32 ncommitted = 0;                    // since the start
 };
 
+struct Suspicion {                         // lanes of a register
+    u32 undefined;                         // whose value depends on what nothing wrote
+    u32 in_flight;                         // whose value a tcgen05.ld will bring (before wait::ld)
+};
+
 struct Warp {
     Cta* cta;
     int id;                                // in the CTA
     u32* regs;                             // nslots x 32
     u32* preds;
-    u32* undefined;                        // per slot: lanes whose value depends on what nothing wrote (sanitize only)
-    u32* undefined_preds;                  // the same per predicate
-    u32* in_flight;                        // per slot: lanes whose value a tcgen05.ld will bring (before wait::ld)
+    Suspicion* suspicions = nullptr;       // per slot; of predicate p at ~p (sanitize only)
     std::vector<Group> groups;             // never empty while live
     u32 live = 0;                          // lanes that have not exited
     bool yielded = false;                  // it polled in vain (or ran out of its budget): give the others a turn
@@ -174,7 +184,7 @@ struct Mbarrier {
 
 struct Allocation {
     int column, columns;
-    bool paired = false, reserved = false;     // tensor.h, Note [Pairs]
+    bool paired = false, reserved = false, half_freed = false;     // tensor.h, Note [Pairs]
 };
 
 struct Cta {
@@ -196,7 +206,7 @@ struct Cta {
 };
 
 // All CTAs of one cluster: the unit that one host thread executes.
-struct Cluster {
+struct INTERNAL Cluster {
     const Program& program;
     const Launch& launch;
     const Options& options;
@@ -216,6 +226,7 @@ struct Cluster {
 
     GlobalShadow* global_shadow = nullptr; // of the grid, with sanitize
     i64 number = 0;                        // in the grid
+    Recorder* recorder = nullptr;          // where its trace goes, if anywhere
 
     Cluster(const Program&, const Launch&, const Options&);
     ~Cluster();
@@ -245,6 +256,7 @@ struct Cluster {
     bool step(Warp&, u64 quantum);
     u64 run_group(Warp&, size_t group, u64 quantum);
     void check_registers(Warp&, const Record&, u32 mask);
+    void check_suspicious(Warp&, const Record&, u32 mask);
     bool pump_tma(Cta&);
     bool pump_tensor(Cta&);
     bool pump_any();

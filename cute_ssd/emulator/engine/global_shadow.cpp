@@ -21,78 +21,110 @@ struct Mark {
 }  // namespace
 
 GlobalShadow::Page& GlobalShadow::page(u64 number) {
-    static thread_local u64 owner = 0;                         // the page found last: accesses are local
-    static thread_local u64 last = ~0ull;
-    static thread_local Page* found = nullptr;
-    if (owner == identity && last == number) return *found;
+    static thread_local struct { u64 owner = 0, number = 0; Page* page = nullptr; } last;          // accesses are local
+    if (last.owner == identity && last.number == number) return *last.page;
     std::lock_guard<std::mutex> hold(lock);
     auto& slot = pages[number];
     if (!slot) {
-        slot = std::make_unique<Page>();
-        for (auto& cell : slot->cells) cell.store(0, std::memory_order_relaxed);
+        slot.reset(new Page);
+        for (auto& cell : slot->pieces) cell.store(0, std::memory_order_relaxed);
     }
-    owner = identity;
-    last = number;
-    return *(found = slot.get());
+    last = {identity, number, slot.get()};
+    return *slot;
 }
 
-GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, Access access) {
+// One access of one cluster.
+class GlobalShadow::Visitor {
+  public:
+    Visitor(const Who& w, Access a)
+        : who(w), access(a), atomic(a != Access::read && a != Access::write), reads(a == Access::read || a == Access::strong_read) {}
+
+    // A cell of which `bytes` are accessed (bit 0: the even ones). False: it is divided.
+    bool visit(std::atomic<u64>& cell, u32 bytes) {
+        u64 old = cell.load(std::memory_order_relaxed), next;
+        do {
+            if (old == DIVIDED) return false;
+            if (old == last && bytes == 3) next = last_next;   // neighbours agree
+            else next = after(old, bytes);
+            if (bytes == 3) last = old, last_next = next;
+        } while (next != old && !cell.compare_exchange_weak(old, next, std::memory_order_relaxed));
+        return true;
+    }
+
     Conflict conflict;
-    if (who.cluster + 1 >= Mark::MANY) return conflict;
-    const bool atomic = access != Access::read && access != Access::write, reads = access == Access::read || access == Access::strong_read;
-    if (access != Access::strong_read) who.dirty = true;       // polls with a fence in the loop must not use up the time
-    auto unordered = [&](Mark other, u32 bytes) {
+
+  private:
+    bool unordered(Mark other, u32 bytes) const {
         if (!(other.bytes() & bytes) || other.cluster() == who.cluster + 1 || (atomic && other.atomic())) return false;
         if (other.cluster() == Mark::MANY) return !who.synchronises;
         if (other.time() == Mark::LAST_TIME) return false;     // no longer exact
         const auto it = who.known.find(other.cluster() - 1);
         return it == who.known.end() || it->second < other.time();
-    };
-    u64 last = ~0ull, last_next = 0;                           // neighbours agree
-    const u64 begin = address / GRANULE, end = (address + n + GRANULE - 1) / GRANULE;
-    for (u64 at = begin; at < end;) {
-        const u64 number = at * GRANULE / PAGE;
-        Page& p = page(number);
-        const u64 stop = std::min(end, (number + 1) * (PAGE / GRANULE));
-        for (; at < stop; ++at) {
-            const u32 bytes = 3 & (at == begin ? 3 << (address & 1) : 3) & (at + 1 == end ? 3 >> ((address + n) & 1) : 3);
-            auto& cell = p.cells[at % (PAGE / GRANULE)];
-            const u64 old = cell.load(std::memory_order_relaxed);
-            if (old == last && bytes == 3) {
-                if (last_next != old) cell.store(last_next, std::memory_order_relaxed);
-                continue;
-            }
-            const Mark writer{(u32)(old >> 32)}, reader{(u32)old};
-            if (unordered(writer, bytes)) conflict = {true, writer.cluster() - 1, true};
-            if (!reads && unordered(reader, bytes)) conflict = {true, reader.cluster() - 1, false};
-            Mark mine = Mark::of(who.cluster, who.time, atomic, bytes);
-            u64 next = old;
-            if (!reads) {
-                if (writer.cluster() == mine.cluster()) mine.bits |= writer.bytes();
-                next = (u64)mine.bits << 32 | (reader.bytes() & ~bytes ? reader.bits : 0);
-            } else if (access == Access::read) {               // polls of a flag are not kept
-                if (reader.cluster() == mine.cluster()) mine.bits |= reader.bytes();
-                else if (reader.bits) mine.bits = Mark::MANY << 12 | reader.bytes() | bytes;
-                next = (old & ~0xffffffffull) | mine.bits;
-            }
-            if (next != old) cell.store(next, std::memory_order_relaxed);
-            if (bytes == 3) last = old, last_next = next;
-        }
     }
-    return conflict;
+
+    u64 after(u64 old, u32 bytes) {
+        const Mark writer{(u32)(old >> 32)}, reader{(u32)old};
+        if (unordered(writer, bytes)) conflict = {true, writer.cluster() - 1, true};
+        if (!reads && unordered(reader, bytes)) conflict = {true, reader.cluster() - 1, false};
+        Mark mine = Mark::of(who.cluster, who.time, atomic, bytes);
+        if (!reads) {
+            if (writer.cluster() == mine.cluster()) mine.bits |= writer.bytes();
+            return (u64)mine.bits << 32 | (reader.bytes() & ~bytes ? reader.bits : 0);
+        }
+        if (access != Access::read) return old;                // polls of a flag are not kept
+        if (reader.cluster() == mine.cluster()) mine.bits |= reader.bytes();
+        else if (reader.bits) mine.bits = Mark::MANY << 12 | reader.bytes() | bytes;
+        return (old & ~0xffffffffull) | mine.bits;
+    }
+
+    const Who& who;
+    const Access access;
+    const bool atomic, reads;
+    u64 last = DIVIDED, last_next = 0;
+};
+
+GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, Access access) {
+    if (who.cluster + 1 >= Mark::MANY) return {};
+    if (access != Access::strong_read) who.dirty = true;       // polls with a fence in the loop must not use up the time
+    Visitor visitor(who, access);
+    const u64 end = address + n;
+    for (u64 at = address; at < end;) {
+        Page& p = page(at / PAGE);
+        const u64 piece = at / PIECE, stop = std::min(end, (piece + 1) * PIECE);
+        auto& whole = p.pieces[piece % (PAGE / PIECE)];
+        if (stop - at != PIECE || !visitor.visit(whole, 3)) {
+            auto* const granules = &p.granules[piece * PARTS % (PAGE / GRANULE)];
+            divide(whole, granules);
+            for (u64 g = at / GRANULE; g * GRANULE < stop; ++g)
+                visitor.visit(granules[g % PARTS], 3 & (g * GRANULE < at ? 2 : 3) & (stop < (g + 1) * GRANULE ? 1 : 3));
+        }
+        at = stop;
+    }
+    return visitor.conflict;
+}
+
+void GlobalShadow::divide(std::atomic<u64>& piece, std::atomic<u64>* granules) {
+    if (piece.load(std::memory_order_acquire) == DIVIDED) return;
+    std::lock_guard<std::mutex> hold(lock);                    // against others who divide it
+    u64 cell = piece.load(std::memory_order_relaxed);
+    if (cell == DIVIDED) return;
+    do for (u64 k = 0; k < PARTS; ++k) granules[k].store(cell, std::memory_order_relaxed);
+    while (!piece.compare_exchange_weak(cell, DIVIDED, std::memory_order_release, std::memory_order_relaxed));
 }
 
 void GlobalShadow::written(u64 address, u64 n, u8* out) {
     std::lock_guard<std::mutex> hold(lock);
-    for (u64 at = address / GRANULE, end = (address + n + GRANULE - 1) / GRANULE, i = 0; at < end; ++at, ++i) {
-        auto it = pages.find(at * GRANULE / PAGE);
-        if (it == pages.end()) {                               // nothing in this page
-            const u64 next = (at * GRANULE / PAGE + 1) * (PAGE / GRANULE);
-            i += next - at - 1;
-            at = next - 1;
-            continue;
+    const u64 first = address / GRANULE, end = (address + n + GRANULE - 1) / GRANULE;
+    for (u64 at = first, stop; at < end; at = stop) {
+        stop = std::min(end, (at * GRANULE / PAGE + 1) * (PAGE / GRANULE));
+        const auto found = pages.find(at * GRANULE / PAGE);
+        if (found == pages.end()) continue;
+        const Page& p = *found->second;
+        for (u64 g = at; g < stop; ++g) {
+            const u64 whole = p.pieces[g / PARTS % (PAGE / PIECE)].load(std::memory_order_relaxed);
+            const u64 cell = whole == DIVIDED ? p.granules[g % (PAGE / GRANULE)].load(std::memory_order_relaxed) : whole;
+            out[g - first] |= cell >> 32 != 0;
         }
-        out[i] |= it->second->cells[at % (PAGE / GRANULE)].load(std::memory_order_relaxed) >> 32 != 0;
     }
 }
 

@@ -13,7 +13,7 @@
 
 namespace emu {
 
-class GlobalShadow {
+class INTERNAL GlobalShadow {
   public:
     using Known = std::unordered_map<u32, u32>;                // cluster -> time
     struct Who {
@@ -33,11 +33,19 @@ class GlobalShadow {
     void strong(Who& who, u64 address, Access access);         // relaxed or volatile
 
   private:
-    static constexpr u64 GRANULE = 2, PAGE = 1 << 14;          // bytes: two bf16 of neighbours do not collide
-    struct Page { std::atomic<u64> cells[PAGE / GRANULE]; };   // writer, reader: see Mark
+    // A cell (writer, reader: see Mark) of a piece of 16 bytes, unless parts of it are accessed: then of its granules of 2 bytes, so that
+    // two bf16 of neighbours do not collide. It stays divided.
+    static constexpr u64 GRANULE = 2, PIECE = 16, PAGE = 1 << 14, PARTS = PIECE / GRANULE;
+    static constexpr u64 DIVIDED = ~0ull;                      // a piece whose granules tell
+    struct Page {
+        std::atomic<u64> pieces[PAGE / PIECE];
+        std::atomic<u64> granules[PAGE / GRANULE];             // of a piece: written when it is divided
+    };
+    class Visitor;
     static void merge(Known& into, const Known& from);
     void advance(Who& who);
     Page& page(u64 number);
+    void divide(std::atomic<u64>& piece, std::atomic<u64>* granules);
     static std::atomic<u64> created;
     const u64 identity = ++created;                            // an address may be used again, a number is not
     std::mutex lock;

@@ -1,10 +1,11 @@
-// Clusters, CTAs and warps: set-up, divergence, schedules, deadlock.
+// Clusters, CTAs and warps: set-up, findings and faults.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include "core.h"
 #include "sanitizer.h"
+#include "trace.h"
 
 namespace emu {
 
@@ -54,9 +55,7 @@ Cluster::Cluster(const Program& p, const Launch& l, const Options& o) : program(
             w.id = (int)i;
             w.regs = (u32*)std::aligned_alloc(64, slot_bytes + 64);
             w.preds = (u32*)std::calloc(p.npredicates + 1, 4);
-            w.undefined = o.sanitize ? (u32*)std::calloc(p.nslots + 1, 4) : nullptr;
-            w.undefined_preds = o.sanitize ? (u32*)std::calloc(p.npredicates + 1, 4) : nullptr;
-            w.in_flight = o.sanitize ? (u32*)std::calloc(p.nslots + 1, 4) : nullptr;
+            if (o.sanitize) w.suspicions = new Suspicion[p.npredicates + 1 + p.nslots + 1] + p.npredicates + 1;
         }
         ctas.push_back(std::move(cta));
     }
@@ -68,9 +67,7 @@ Cluster::~Cluster() {
         for (Warp& w : cta->warps) {
             std::free(w.regs);
             std::free(w.preds);
-            std::free(w.undefined);
-            std::free(w.undefined_preds);
-            std::free(w.in_flight);
+            if (w.suspicions) delete[] (w.suspicions - program.npredicates - 1);
         }
         std::free(cta->tmem);
     }
@@ -129,9 +126,9 @@ static void start_warp(Warp& w) {
     for (i32 i = 0; i < p.nparam_symbols; ++i)
         for (int lane = 0; lane < LANES; ++lane)
             w.set_wide(p.param_symbols[2 * i], lane, (u64)l.params + p.param_symbols[2 * i + 1]);
-    if (w.undefined) {
-        for (i32 s = 0; s < p.nslots; ++s) w.undefined[s] = p.constant[s] ? 0 : ALL_LANES, w.in_flight[s] = 0;
-        std::fill_n(w.undefined_preds, p.npredicates + 1, ALL_LANES);
+    if (w.suspicions) {
+        std::fill_n(w.suspicions - p.npredicates - 1, p.npredicates + 1, Suspicion{ALL_LANES, 0});
+        for (i32 s = 0; s < p.nslots; ++s) w.suspicions[s] = {p.constant[s] ? 0 : ALL_LANES, 0};
     }
     const int first = w.id * LANES, nlanes = std::min(LANES, cta.nthreads - first);
     w.live = nlanes == LANES ? ALL_LANES : (1u << nlanes) - 1;
@@ -158,6 +155,7 @@ void Cluster::start(i64 which) {
     stalls = 0;
     stall_events = ~0ull;
     if (sanitizer) sanitizer->start();
+    if (recorder) recorder->start(*this);
     for (auto& cta : ctas) {
         const int r = cta->rank, cx = launch.cluster[0], cy = launch.cluster[1];
         const int in_cluster[3] = {r % cx, r / cx % cy, r / (cx * cy)};
@@ -172,368 +170,6 @@ void Cluster::start(i64 which) {
         cta->tma_queue.clear();
         for (Warp& w : cta->warps) start_warp(w);
     }
-}
-
-// ---- execution of one warp -------------------------------------------------------------------------------------------
-
-// Values that depend on registers nothing wrote, or on a tcgen05.ld still in flight. The first travel through arithmetic and are
-// reported where an instruction acts on them; the second may only be moved.
-void Cluster::check_registers(Warp& w, const Record& r, u32 mask) {
-    enum { COMPUTES, COPIES, DECIDES, STORES, PAIRS };
-    const i32 *sources = program.pool + r.sources, *targets = program.pool + r.targets;
-    u32 undefined = 0, in_flight = 0;
-    // Mostly everything is defined.
-    const auto marks = [&](i32 s) { return s < 0 ? w.undefined_preds[~s] : w.undefined[s] | w.in_flight[s]; };
-    u32 any = 0;
-    for (i32 i = 0; i < r.nsources; ++i) any |= marks(sources[i]);
-    for (i32 i = 0; i < r.ntargets; ++i) any |= marks(targets[i]);
-    if (!(any & mask)) return;
-    for (i32 i = 0; i < r.nsources; ++i) {
-        const i32 s = sources[i];
-        undefined |= s < 0 ? w.undefined_preds[~s] : w.undefined[s];
-        in_flight |= s < 0 ? 0 : w.in_flight[s];
-    }
-    if (r.use == COPIES && r.nsources > r.ntargets) {          // a pack is used by halves: it is defined if one of them is
-        undefined = ALL_LANES;
-        for (i32 i = 0; i < r.nsources; ++i) undefined &= w.undefined[sources[i]];
-    }
-    undefined &= mask;
-    in_flight &= mask;
-    auto mark = [&](i32 t, u32 u, u32 f) {
-        u32& known = t < 0 ? w.undefined_preds[~t] : w.undefined[t];
-        known = (known & ~mask) | (u & mask);
-        if (t < 0) return;
-        w.in_flight[t] = (w.in_flight[t] & ~mask) | (f & mask);
-        if (f & mask) w.tmem_load_slots.push_back(t);
-    };
-    if (r.use == COPIES && r.nsources == r.ntargets && r.ntargets <= 2 && (undefined | in_flight)) {       // word for word
-        u32 marks[2][2];
-        for (i32 i = 0; i < r.nsources; ++i)
-            marks[i][0] = w.undefined[sources[i]], marks[i][1] = w.in_flight[sources[i]];
-        for (i32 i = 0; i < r.ntargets; ++i) mark(targets[i], marks[i][0], marks[i][1]);
-        return;
-    }
-    if (r.use == STORES) undefined = r.a < 0 ? 0 : w.undefined[r.a] & mask;
-    if ((r.use == DECIDES || r.use == STORES) && undefined) {
-        find("undefined value", &w, r.line, format("lane %d uses a value that depends on a register nothing has written", first_lane(undefined)));
-        undefined = 0;
-    }
-    if (r.use != COPIES && in_flight && options.implicit_waits) {        // ptxas waits for the load where its result is used
-        sanitizer->await(w, w.live, Engine::tmem_load, 0);
-        std::fill_n(w.in_flight, program.nslots, 0u);
-        w.tmem_load_slots.clear();
-        in_flight = 0;
-    }
-    if (r.use != COPIES && in_flight) {
-        find("register in flight", &w, r.line,
-             format("lane %d uses the result of a tcgen05.ld before tcgen05.wait::ld", first_lane(in_flight)));
-        in_flight = 0;
-    }
-    u32 halves[2] = {undefined, undefined};
-    if (r.use == PAIRS && r.ntargets == 2 && undefined) {       // each half of a packed result comes from its own halves
-        halves[0] = halves[1] = 0;
-        for (i32 i = 0; i < r.nsources; ++i) halves[i % 2] |= w.undefined[sources[i]] & mask;
-    }
-    for (i32 i = 0; i < r.ntargets; ++i) mark(targets[i], halves[i % 2], in_flight);
-}
-
-// Runs one group of lanes until it blocks, diverges, meets another group or has used its quantum; returns the instructions.
-u64 Cluster::run_group(Warp& w, size_t index, u64 quantum) {
-    const Record* const records = program.records;
-    i32 pc = w.groups[index].pc, meeting = INT32_MAX;
-    const u32 active = w.groups[index].mask;
-    for (size_t i = 0; i < w.groups.size(); ++i)
-        if (i != index && w.groups[i].pc > pc) meeting = std::min(meeting, w.groups[i].pc);
-    const bool first = index == 0;
-    u64 ran = 0;
-    for (;;) {
-        if (ran >= quantum || (first && pc >= meeting) || (!first && pc == meeting)) break;
-        const Record& r = records[pc];
-        u32 mask = active;
-        if (r.guard >= 0) {
-            if (w.undefined_preds && w.undefined_preds[r.guard] & active)
-                find("undefined value", &w, r.line, "the predicate of the instruction depends on a register nothing has written");
-            mask &= r.guard_negated ? ~w.preds[r.guard] : w.preds[r.guard];
-            if (!mask) { ++pc; ++ran; continue; }
-        }
-        if (r.handler == 0) {                                           // bra
-            ++counts[pc]; ++ran;
-            if (mask == active) { pc = (i32)r.i0; continue; }
-            w.groups[index] = {pc + 1, active & ~mask};
-            w.groups.push_back({(i32)r.i0, mask});
-            return ran;
-        }
-        if (r.handler == 1) {                                           // exit, ret of the kernel
-            ++counts[pc]; ++ran; ++events;
-            w.live &= ~mask;
-            if (mask == active) w.groups.erase(w.groups.begin() + index);
-            else w.groups[index] = {pc + 1, active & ~mask};
-            if (!w.live && sanitizer) sanitizer->exit_warp(w);
-            return ran;
-        }
-        if (r.handler == 2) {                                           // brx.idx: one group per target
-            if (w.undefined) check_registers(w, r, mask);
-            ++counts[pc]; ++ran;
-            w.groups.erase(w.groups.begin() + index);
-            if (mask != active) w.groups.push_back({pc + 1, active & ~mask});
-            for (u32 left = mask; left; ) {
-                const u32 choice = w.reg(r.a, first_lane(left));
-                if (choice >= (u32)r.i0) fault("branch", w, r.line, format("brx.idx index %u of a table of %d", choice, (int)r.i0));
-                u32 same = 0;
-                for (u32 m = left; m; m &= m - 1) if (w.reg(r.a, first_lane(m)) == choice) same |= m & -m;
-                w.groups.push_back({program.pool[r.pool + choice], same});
-                left &= ~same;
-            }
-            return ran;
-        }
-        if (w.undefined) check_registers(w, r, mask);
-        if (handlers[pc](w, r, mask) == Flow::block) break;
-        ++counts[pc]; ++ran;
-        if (w.yielded) {
-            w.polled = pc++;
-            break;
-        }
-        ++pc;
-    }
-    w.groups[index].pc = pc;
-    return ran;
-}
-
-// Lanes at the same instruction run together; the lowest instruction goes first, so that branches reconverge. When that group
-// blocks or polls the others may go on (independent thread scheduling) as far as instructions allow that need the whole warp.
-bool Cluster::step(Warp& w, u64 quantum) {
-    auto& groups = w.groups;
-    if (groups.size() > 1) {
-        std::sort(groups.begin(), groups.end(), [](const Group& x, const Group& y) { return x.pc < y.pc; });
-        size_t last = 0;
-        for (size_t i = 1; i < groups.size(); ++i)
-            if (groups[i].pc == groups[last].pc) groups[last].mask |= groups[i].mask;
-            else groups[++last] = groups[i];
-        groups.resize(last + 1);
-    }
-    const size_t n = groups.size(), start = w.vain % n;
-    for (size_t i = 0; i < n; ++i) {
-        const u64 ran = run_group(w, (start + i) % n, quantum);
-        clock += ran;
-        w.ninstructions += ran;
-        if (ran) return true;
-    }
-    return false;
-}
-
-// ---- schedules -------------------------------------------------------------------------------------------------------
-
-constexpr u64 LONG_QUANTUM = 50000;        // a warp that runs so long without any effect may be polling global memory
-constexpr u64 HOPELESS = 200'000'000;      // one that runs so long without any effect is, although its registers change
-constexpr u64 DIVERGED_QUANTUM = 5000;     // the same for lanes whose warp has others that may go on
-constexpr int PATIENCE = 64;               // rounds in which polls time out and nothing changes: deadlock
-
-// A step achieved something unless the warp only polled.
-bool Cluster::turn(Warp& w, u64 quantum) {
-    if (!w.live) return false;
-    const u64 before = events, start = w.ninstructions;
-    w.yielded = false;
-    w.polled = -1;
-    const bool diverged = w.groups.size() > 1;
-    if (!step(w, diverged ? std::min(quantum, DIVERGED_QUANTUM) : quantum)) return false;
-    if (events != before) {
-        w.idle = w.vain = 0;
-        w.spinning = w.stuck = false;
-        return true;
-    }
-    const u64 quanta = w.idle / LONG_QUANTUM;
-    if (!w.yielded) w.idle += w.ninstructions - start;
-    w.spinning = w.idle >= LONG_QUANTUM;
-    if (w.idle / LONG_QUANTUM != quanta) w.stuck = seen_before(w);
-    if (w.yielded || w.spinning || (diverged && w.idle >= DIVERGED_QUANTUM)) ++w.vain;
-    return !w.yielded && !w.spinning;
-}
-
-// Whether the warp's registers were the same before, with nothing happening in between: a loop that only memory can end.
-bool Cluster::seen_before(Warp& w) {
-    if (w.states_events != events) w.states.clear();
-    w.states_events = events;
-    u64 hash = w.live;
-    auto add = [&](u64 x) { hash = (hash ^ x) * 0x9e3779b97f4a7c15ull, hash ^= hash >> 29; };
-    for (const Group& g : w.groups) add((u64)g.pc << 32 | g.mask);
-    for (i32 p = 0; p < program.npredicates; ++p) add(w.preds[p]);
-    for (i64 i = 0; i < (i64)program.nslots * LANES; ++i) add(w.regs[i]);
-    for (u8 byte : w.local) add(byte);
-    if (std::find(w.states.begin(), w.states.end(), hash) != w.states.end()) return true;
-    if (w.states.size() < 1000) w.states.push_back(hash);
-    return false;
-}
-
-bool Cluster::pump_tma(Cta& cta) {
-    auto& queue = cta.tma_queue;
-    if (queue.empty()) return false;
-    const size_t i = roll() % queue.size();
-    AsyncRef op = std::move(queue[i]);
-    queue.erase(queue.begin() + i);
-    op->run();
-    ++events;
-    return true;
-}
-
-bool Cluster::pump_tensor(Cta& cta) {
-    if (cta.tensor_queue.empty()) return false;
-    AsyncRef op = std::move(cta.tensor_queue.front());
-    cta.tensor_queue.pop_front();
-    op->run();
-    ++events;
-    return true;
-}
-
-bool Cluster::pump_any() {
-    const size_t n = ctas.size(), first = roll() % n;
-    const bool tensor_first = roll() & 1;
-    for (size_t i = 0; i < n; ++i) {
-        Cta& cta = *ctas[(first + i) % n];
-        if (tensor_first ? pump_tensor(cta) || pump_tma(cta) : pump_tma(cta) || pump_tensor(cta)) return true;
-    }
-    return false;
-}
-
-bool Cluster::live() const {
-    for (auto& cta : ctas)
-        for (auto& w : cta->warps)
-            if (w.live) return true;
-    return false;
-}
-
-// Nothing moved. Blocked polls time out, as on the device. True: go on; false: only another cluster can help.
-bool Cluster::stall() {
-    if (events != stall_events) stalls = 0;
-    stall_events = events;
-    bool spinning = false;
-    for (auto& cta : ctas)
-        for (Warp& w : cta->warps) {
-            w.may_time_out = true;
-            spinning |= w.live && w.spinning;
-        }
-    if (++stalls < (spinning && hopeless() ? PATIENCE / 16 : PATIENCE)) return true;
-    stalls = 0;
-    if (spinning) return false;
-    throw Fault{"deadlock", "no warp can go on: " + waiting(), 0, ""};
-}
-
-bool Cluster::hopeless() const {
-    for (auto& cta : ctas)
-        for (const Warp& w : cta->warps)
-            if (w.live && w.spinning && !w.stuck && w.idle < HOPELESS) return false;
-    return true;
-}
-
-bool Cluster::round_robin() {
-    for (;;) {
-        bool progress = false;
-        for (auto& cta : ctas)
-            for (Warp& w : cta->warps) progress |= turn(w, LONG_QUANTUM);
-        if (!live()) return true;
-        if (!progress && !pump_any() && !stall()) return false;
-    }
-}
-
-// Probabilistic concurrency testing: always the entity of highest priority that can move; priorities are reshuffled at random
-// moments. Entities are warps, some of them bound together as warpgroups, and the TMA and tensor engines.
-bool Cluster::by_priority() {
-    struct Entity { std::vector<Warp*> warps; Cta* cta; int engine; };
-    std::vector<Entity> entities;
-    for (auto& cta : ctas) {
-        auto& warps = cta->warps;
-        for (size_t g = 0; g < warps.size(); g += 4) {
-            const size_t end = std::min(g + 4, warps.size());
-            const bool apart = roll() % 10 < 6;
-            for (size_t i = g; i < end; ++i)
-                if (apart || i == g) entities.push_back({{&warps[i]}, nullptr, 0});
-                else entities.back().warps.push_back(&warps[i]);
-        }
-        entities.push_back({{}, cta.get(), 1});
-        entities.push_back({{}, cta.get(), 2});
-    }
-    u64 change = 0, quantum = 1;
-    for (u64 round = 0;; ++round) {
-        if (round == change) {
-            std::shuffle(entities.begin(), entities.end(), random);
-            change = round + 1 + roll() % 400;
-            quantum = 1 + roll() % 200;
-        }
-        bool progress = false;
-        for (Entity& e : entities) {
-            if (e.engine == 1) progress = pump_tma(*e.cta);
-            else if (e.engine == 2) progress = pump_tensor(*e.cta);
-            else for (Warp* w : e.warps) progress |= turn(*w, quantum);
-            if (progress) break;
-        }
-        if (!live()) return true;
-        if (!progress && !stall()) return false;
-    }
-}
-
-bool Cluster::run() {
-    if (!(options.schedule == PRIORITY ? by_priority() : round_robin())) return false;
-    finish();
-    return true;
-}
-
-void Cluster::finish() {
-    while (pump_any()) {}
-    if (sanitizer) sanitizer->finish();
-    for (auto& cta : ctas) {
-        for (Warp& w : cta->warps) {
-            for (AsyncGroups* groups : {&w.bulk, &w.copies}) {
-                const char* what = groups == &w.bulk ? "cp.async.bulk" : "cp.async";
-                size_t unfinished = groups->open.size();
-                for (auto& group : groups->committed) unfinished += group.size();
-                if (unfinished && sanitizer)
-                    find("unfinished copy", &w, 0, format("exits with %zu %s operations that nothing waited for", unfinished, what));
-                for (auto& group : groups->committed) for (auto& op : group) op->run();
-                for (auto& op : groups->open) op->run();
-            }
-            for (auto& op : w.tmem_stores) op->run();
-        }
-        for (auto& a : cta->allocations)
-            find("tensor memory leak", &cta->warps[0], 0, format("%d columns of tensor memory from column %d are not deallocated at exit", a.columns, a.column));
-    }
-}
-
-// ---- deadlock report -------------------------------------------------------------------------------------------------
-
-std::string Cluster::waiting() const {
-    std::string text;
-    int listed = 0;
-    for (auto& cta : ctas)
-        for (const Warp& w : cta->warps) {
-            if (!w.live || ++listed > 24) continue;
-            for (const Group& g : w.groups) {
-                const bool polls = w.polled >= 0 && g.pc == w.polled + 1;
-                const Record& r = program.records[polls ? w.polled : g.pc];
-                const std::string& name = handler_names()[r.handler];
-                text += format("%s%s at PTX line %d", text.empty() ? "" : "; ", w.name().c_str(), r.line);
-                if (name == "bar.sync" || name == "bar.red") {
-                    const u32 id = const_cast<Warp&>(w).reg(r.a, first_lane(g.mask)) & 15;
-                    const auto& named = cta->named[id];
-                    text += format(" waits at barrier %u (%d of %d threads arrived)", id, named.arrived, named.expected);
-                } else if (name == "cluster.wait") {
-                    text += format(" waits at the barrier of the cluster (%u threads arrived)", barrier.arrived);
-                } else if (name.rfind("mbarrier.", 0) == 0) {
-                    const u32 address = const_cast<Warp&>(w).reg(r.a, first_lane(g.mask)) + (u32)r.i0;
-                    const u32 rank = address >> RANK_SHIFT, offset = address & OFFSET_MASK;
-                    if (rank < ctas.size() && offset / 8 < ctas[rank]->mbarriers.size()) {
-                        const Mbarrier& b = ctas[rank]->mbarriers[offset / 8];
-                        text += format(" waits for the mbarrier at shared+%d (initialised at line %d; phase %u, %d of %d arrivals pending, %lld bytes expected)",
-                                       (int)offset - (int)SHARED_BASE, b.line, b.phase, b.pending, b.count, (long long)b.tx);
-                    }
-                } else if (name == "tcgen05.alloc") {
-                    text += " waits for columns of tensor memory";
-                } else if (w.spinning) {
-                    text += " polls memory";
-                } else if (w.live & ~g.mask) {
-                    text += format(" waits for the lanes 0x%08x of its warp", w.live & ~g.mask);
-                }
-            }
-        }
-    return text;
 }
 
 }  // namespace emu

@@ -9,18 +9,22 @@ namespace emu {
 // ---- ldmatrix, stmatrix, movmatrix -----------------------------------------------------------------------------------
 
 // Lane 8 * i + j holds the address of row j of matrix i. a: address, b: it is generic, c: number of matrices, i0: offset.
-static u8* row_of(Warp& w, const Record& r, int lane, Access access) {
-    const u32 address = (u32)((r.b ? w.wide(r.a, lane) - SHARED_WINDOW : w.reg(r.a, lane)) + r.i0);
-    u8* bytes = w.cta->cluster->shared_bytes(address, 16, 16, w, r.line);
-    IF_CHECKED(w, shared(w, r, lane, address, 16, access));
-    return bytes;
+static void find_rows(Warp& w, const Record& r, Access access, u8* rows[LANES]) {
+    u32 addresses[LANES];
+    for (int lane = 0; lane < 8 * r.c; ++lane) {
+        addresses[lane] = (u32)((r.b ? w.wide(r.a, lane) - SHARED_WINDOW : w.reg(r.a, lane)) + r.i0);
+        rows[lane] = w.cta->cluster->shared_bytes(addresses[lane], 16, 16, w, r.line);
+    }
+    IF_CHECKED(w, shared(w, r, ALL_LANES >> (LANES - 8 * r.c), addresses, 16, access));
 }
 
 template <bool transposed> static Flow load_matrix(Warp& w, const Record& r, u32 mask) {
     if (!w.converged(mask)) return Flow::block;
     const i32* targets = w.cta->cluster->program.pool + r.pool;
+    u8* rows[LANES];
+    find_rows(w, r, Access::read, rows);
     alignas(64) u16 matrices[4][8][8];
-    for (int lane = 0; lane < 8 * r.c; ++lane) std::memcpy(matrices[lane / 8][lane % 8], row_of(w, r, lane, Access::read), 16);
+    for (int lane = 0; lane < 8 * r.c; ++lane) std::memcpy(matrices[lane / 8][lane % 8], rows[lane], 16);
     for (int i = 0; i < r.c; ++i) {
         u32* out = w.reg(targets[i]);
         const u16(*matrix)[8] = matrices[i];
@@ -36,6 +40,8 @@ template <bool transposed> static Flow store_matrix(Warp& w, const Record& r, u3
     if (!w.converged(mask)) return Flow::block;
     const i32* sources = w.cta->cluster->program.pool + r.pool;
     ++w.cta->cluster->events;
+    u8* rows[LANES];
+    find_rows(w, r, Access::write, rows);
     for (int i = 0; i < r.c; ++i) {
         const u32* in = w.reg(sources[i]);
         alignas(64) u16 matrix[8][8];
@@ -45,7 +51,7 @@ template <bool transposed> static Flow store_matrix(Warp& w, const Record& r, u3
                 matrix[2 * (lane % 4) + 1][lane / 4] = (u16)(in[lane] >> 16);
             }
         } else std::memcpy(matrix, in, 128);
-        for (int row = 0; row < 8; ++row) std::memcpy(row_of(w, r, 8 * i + row, Access::write), matrix[row], 16);
+        for (int row = 0; row < 8; ++row) std::memcpy(rows[8 * i + row], matrix[row], 16);
     }
     return Flow::next;
 }

@@ -89,7 +89,7 @@ template <Space S, int SIZE, int N> static Flow load(Warp& w, const Record& r, u
     Pointers from;
     find_lanes<S>(w, {r.a, r.i0}, mask, SIZE * N, from, r.line);
     if (Sanitizer* s = cluster.sanitizer; s && S != Space::local) {
-        for (u32 m = mask; m; m &= m - 1) report<S>(*s, w, r, first_lane(m), SIZE * N, r.i1 & STRONG ? Access::strong_read : Access::read);
+        report<S>(*s, w, r, mask, from.dense, SIZE * N, r.i1 & STRONG ? Access::strong_read : Access::read);
         if (r.i1 & ORDERED) order<S>(*s, w, r, mask, true);
     }
     u32* to[N];
@@ -105,7 +105,7 @@ template <Space S, int SIZE, int N> static Flow store(Warp& w, const Record& r, 
     find_lanes<S>(w, {r.a, r.i0}, mask, SIZE * N, to, r.line);
     if (Sanitizer* s = cluster.sanitizer; s && S != Space::local) {
         if (r.i1 & ORDERED) order<S>(*s, w, r, mask, false);
-        for (u32 m = mask; m; m &= m - 1) report<S>(*s, w, r, first_lane(m), SIZE * N, r.i1 & STRONG ? Access::strong_write : Access::write);
+        report<S>(*s, w, r, mask, to.dense, SIZE * N, r.i1 & STRONG ? Access::strong_write : Access::write);
     }
     if (r.i1 & ORDERED) __atomic_thread_fence(__ATOMIC_RELEASE);
     const u32* from[N];

@@ -12,10 +12,19 @@ enum class Access : u8 { read, write, atomic, strong_read, strong_write };
 // An asynchronous operation's own time line: it is over when a later wait says so.
 //   mbarrier   complete_tx on an mbarrier's current phase: known to whoever observes that phase
 //   store      st.async, red.async: as mbarrier, but in the generic proxy
-//   tensor     tcgen05.mma / cp / shift: in order on the CTA's tensor pipe, known through tcgen05.commit
+//   tensor     tcgen05.mma / cp / shift: known through tcgen05.commit
 //   bulk_read  cp.async.bulk store, source side: known after wait_group.read;  bulk_write: its global side, after wait_group
 //   copy       cp.async (not bulk): known after cp.async.wait_group;           tmem_load / tmem_store: after tcgen05.wait
 enum class Engine : u8 { mbarrier, tensor, bulk_read, bulk_write, copy, tmem_load, tmem_store, initialisation, store };
+
+// What the tensor core does. PTX ISA, "tcgen05 Memory Consistency Model", names the pairs of operations that are done in the order in which
+// one thread issues them. Between products and copies all are taken for such pairs, as NVIDIA's own kernels do.
+enum class Tensor : u8 { none, mma, cp, cp_4x256b, shift };
+constexpr bool pipelined(Tensor first, Tensor second) {
+    if (first == Tensor::none || second == Tensor::none) return false;
+    if (first == Tensor::shift) return second == Tensor::mma || second == Tensor::cp_4x256b;
+    return second != Tensor::shift || first == Tensor::mma;
+}
 
 #define IF_CHECKED(w, call) do { if (::emu::Sanitizer* s_ = (w).cta->cluster->sanitizer) s_->call; } while (0)
 
@@ -23,19 +32,27 @@ struct Sanitizer {
     virtual ~Sanitizer() = default;
     virtual void start() = 0;                                    // a new cluster
 
-    // ---- generic proxy: one call per lane and address, n bytes ------------------------------------------------------
-    virtual void shared(Warp&, const Record&, int lane, u32 address, u32 n, Access) = 0;
-    virtual void global(Warp&, const Record&, int lane, u64 address, u64 n, Access) = 0;
+    // ---- generic proxy: n bytes, of shared memory at the address of each of the lanes -------------------------------
+    virtual void shared(Warp&, const Record&, u32 lanes, const u32* addresses, u32 n, Access) = 0;
+    void shared(Warp& w, const Record& r, int lane, u32 address, u32 n, Access access) {
+        u32 addresses[LANES];
+        addresses[lane] = address;
+        shared(w, r, 1u << lane, addresses, n, access);
+    }
+    virtual void global(Warp&, const Record&, u64 address, u64 n, Access) = 0;
 
     // ---- asynchronous operations, at issue: one `begin`, then what it touches ---------------------------------------
     // `issuer` is the lane that issues; `mbarrier` the address of the barrier that will be signalled (Engine::mbarrier only).
     virtual void begin_async(Warp&, const Record&, int issuer, Engine, u32 mbarrier = 0) = 0;
+    virtual void begin_tensor(Warp&, const Record&, int issuer, Tensor) = 0;
     virtual void async_shared(u32 address, u32 n, Access) = 0;
+    virtual void async_shared_pieces(const Cta&, const u64* pieces, u32 first, u32 last) = 0;     // reads: a bit per 16 bytes, from offset 0 on
     virtual void async_global(u64 address, u64 n, Access) = 0;
     // tensor memory of `cta`: columns [column, column + n) of the lanes [lane, lane + lanes)
     virtual void async_tmem(Cta&, int lane, int lanes, int column, int n, Access) = 0;
     virtual void allocate_tmem(Cta&, int column, int n) = 0;     // contents become undefined
-    virtual void free_tmem(Warp&, const Record&, Cta&, int column, int n) = 0;        // all use of it must be ordered before
+    // All use of it must be ordered before. Contents become undefined, unless it belongs to the peer of the warp's CTA.
+    virtual void free_tmem(Warp&, const Record&, Cta&, int column, int n) = 0;
 
     // ---- ordering ---------------------------------------------------------------------------------------------------
     virtual void release(Warp&, u32 lanes, u32& sync) = 0;       // into a barrier object; `sync` is a handle, 0: none yet

@@ -1,4 +1,4 @@
-// tcgen05: allocation, tcgen05.ld and st, waits, commit, cp. The product is in tensor_mma.cpp.
+// tcgen05: allocation, tcgen05.ld and st, waits, commit, cp, shift. The product is in tensor_mma.cpp.
 // PTX ISA, "TensorCore 5th Generation Family Instructions". A tensor memory address is lane << 16 | column.
 #include <algorithm>
 #include "tensor.h"
@@ -32,6 +32,8 @@ void check_tmem(Warp& w, const Record& r, const Cta& cta, u32 column, u32 n, int
         if (!found)
             fault("tensor memory", w, r.line, format("%s uses columns %u..%u of CTA rank %d; column %u is not allocated", what, column, column + n - 1, cta.rank, at));
         if (group_size) check_group(w, r, *found, group_size);
+        if (found->half_freed && cta.cluster->sanitizer)
+            cta.cluster->find("race", &w, r.line, format("%s uses columns of CTA rank %d that the tcgen05.dealloc of its peer has freed: the peer must wait before", what, cta.rank));
         at = found->column + found->columns;
     }
 }
@@ -104,6 +106,14 @@ HANDLER(dealloc, "tcgen05.dealloc") {                                    // a: a
         fault("tensor memory", w, r.line, format("tcgen05.dealloc of %u columns at 0x%x matches no allocation", n, address));
     check_group(w, r, *found, r.e);
     IF_CHECKED(w, free_tmem(w, r, *w.cta, (int)address, (int)n));
+    if (found->paired) {                                                 // see Note [Pairs]
+        Cta& peer = *cta_group(w, r, 2).cta[~w.cta->rank & 1];
+        for (Allocation& a : peer.allocations)
+            if (a.column == found->column) {
+                a.half_freed = true;
+                IF_CHECKED(w, free_tmem(w, r, peer, (int)address, (int)n));
+            }
+    }
     allocations.erase(found);
     ++w.cta->cluster->events;
     return Flow::next;
@@ -297,8 +307,8 @@ static void forget(Warp& w) {
     if (w.tmem_load_slots.size() < (1 << 16)) return;
     w.tmem_load_slots.clear();
     const i32 nslots = w.cta->cluster->program.nslots;
-    for (i32 slot = 0; w.in_flight && slot < nslots; ++slot)
-        if (w.in_flight[slot]) w.tmem_load_slots.push_back(slot);
+    for (i32 slot = 0; w.suspicions && slot < nslots; ++slot)
+        if (w.suspicions[slot].in_flight) w.tmem_load_slots.push_back(slot);
 }
 
 template <Shape s, bool packed> static Flow load_tmem(Warp& w, const Record& r, u32 mask) {
@@ -307,9 +317,9 @@ template <Shape s, bool packed> static Flow load_tmem(Warp& w, const Record& r, 
     load<s, packed>(from, w.regs);
     forget(w);
     const Cluster& cluster = *w.cta->cluster;
-    if (w.in_flight)
+    if (w.suspicions)
         for (int i = 0; i < from.n; ++i) {
-            w.in_flight[from.slots[i]] = ALL_LANES;
+            w.suspicions[from.slots[i]].in_flight = ALL_LANES;
             w.tmem_load_slots.push_back(from.slots[i]);
         }
     if (cluster.late) {
@@ -380,7 +390,7 @@ HANDLER(wait_ld, "tcgen05.wait::ld") {
     const auto& list = w.tmem_load_slots;
     for (size_t i = 0; i < list.size(); ++i) {
         if (list[i] != LOADED) {
-            w.in_flight[list[i]] = 0;
+            w.suspicions[list[i]].in_flight = 0;
             continue;
         }
         const i32 index = list[i + 1];
@@ -432,7 +442,7 @@ HANDLER(cp, "tcgen05.cp") {
     const CtaGroup group = cta_group(w, r, r.e);
     const SharedMatrix matrix(w.wide(r.b, lane), false, w, r);
     Sanitizer* sanitizer = w.cta->cluster->sanitizer;
-    if (sanitizer) sanitizer->begin_async(w, r, lane, Engine::tensor);
+    if (sanitizer) sanitizer->begin_tensor(w, r, lane, mode == 4 ? Tensor::cp_4x256b : Tensor::cp);
     for (int i = 0; i < group.size; ++i) {
         Cta& cta = *group.cta[i];
         check_tmem(w, r, cta, column, columns, group.size, "tcgen05.cp");
@@ -450,6 +460,33 @@ HANDLER(cp, "tcgen05.cp") {
                     for (int chunk = 0; chunk < chunks; ++chunk)
                         std::memcpy(&group.cta[i]->tmem[to][column + 4 * chunk], group.cta[i]->shared.data() + matrix.address(row, chunk), 16);
                 }
+    });
+    ++w.cta->cluster->events;
+    return Flow::next;
+}
+
+// ---- shift -----------------------------------------------------------------------------------------------------------
+
+// Every row of 32 bytes takes the place of the one above, among the 32 lanes of each of the four warps: data movement shape 31x256b; the
+// last row of the 32 stays. (CUTLASS, experimental/primitives/nvvm_wrapper.py, tcgen05_mma: a_shift.) a, i0: address, e: cta_group.
+HANDLER(shift, "tcgen05.shift") {
+    constexpr int COLUMNS = 8;
+    const int lane = issuing_lane(w, r, mask, "tcgen05.shift");
+    const u32 address = w.reg(r.a, lane) + (u32)r.i0, column = address & 0xffff;
+    if (address >> 16)
+        fault("tensor memory", w, r.line, format("tcgen05.shift from lane %u on; which rows it moves is known of lane 0 only", address >> 16));
+    const CtaGroup group = cta_group(w, r, r.e);
+    Sanitizer* sanitizer = w.cta->cluster->sanitizer;
+    if (sanitizer) sanitizer->begin_tensor(w, r, lane, Tensor::shift);
+    for (int i = 0; i < group.size; ++i) {
+        check_tmem(w, r, *group.cta[i], column, COLUMNS, group.size, "tcgen05.shift");
+        for (Access access : {Access::read, Access::write})
+            if (sanitizer) sanitizer->async_tmem(*group.cta[i], 0, TMEM_LANES, (int)column, COLUMNS, access);
+    }
+    w.cta->cluster->issue_tensor(*w.cta, [=] {
+        for (int i = 0; i < group.size; ++i)
+            for (int to = 0; to < TMEM_LANES; ++to)
+                if (to % LANES != LANES - 1) std::memcpy(&group.cta[i]->tmem[to][column], &group.cta[i]->tmem[to + 1][column], 4 * COLUMNS);
     });
     ++w.cta->cluster->events;
     return Flow::next;

@@ -7,7 +7,8 @@
 namespace emu {
 
 // Note [Pairs]: with cta_group::2 one warp of each CTA of a pair executes tcgen05.alloc, and both get the same columns. The first of
-// the two allocates for both and leaves a reserved entry in its peer's list, which the peer's alloc takes.
+// the two allocates for both and leaves a reserved entry in its peer's list, which the peer's alloc takes. Both also execute dealloc, and
+// the first one ends the use of the columns in both CTAs: it must wait for the peer, whose entry is half freed from then on.
 
 // The CTAs that an instruction of cta_group::1 or ::2 works on; of a pair the even rank comes first.
 struct CtaGroup {
@@ -42,7 +43,7 @@ struct SharedMatrix {
     }
     // Faults unless all of its ni x nj chunks lie in the shared memory of `cta`.
     void check(Warp&, const Record&, const Cta& cta, u32 ni, u32 nj, const char* what) const;
-    // Tells the sanitizer that they are read, as contiguous runs.
+    // Tells the sanitizer that they are read.
     void report(Sanitizer&, const Cta& cta, u32 ni, u32 nj) const;
 };
 

@@ -58,12 +58,7 @@ void SharedMatrix::report(Sanitizer& sanitizer, const Cta& cta, u32 ni, u32 nj) 
             low = std::min(low, chunk);
             high = std::max(high, chunk);
         }
-    const auto is_used = [&](u32 chunk) { return chunk <= high && used[chunk >> 6] >> (chunk & 63) & 1; };
-    for (u32 chunk = low, end; chunk <= high; chunk = end) {
-        for (end = chunk; is_used(end);) ++end;
-        if (end > chunk) sanitizer.async_shared(cta.address(16 * chunk), 16 * (end - chunk), Access::read);
-        else ++end;
-    }
+    sanitizer.async_shared_pieces(cta, used, low, high);
 }
 
 // ---- element formats -------------------------------------------------------------------------------------------------
@@ -378,7 +373,7 @@ HANDLER(mma, "tcgen05.mma") {
         ni = mn ? (u32)(rows * (int)bytes_of(f) + 15) / 16 : (u32)rows, nj = mn ? (u32)k : 2;
     };
     Sanitizer* sanitizer = cluster.sanitizer;
-    if (sanitizer) sanitizer->begin_async(w, r, lane, Engine::tensor);
+    if (sanitizer) sanitizer->begin_tensor(w, r, lane, Tensor::mma);
     const auto touch = [&](Cta& cta, int first, int column, int count, Access access) {
         if (!mma.scattered()) sanitizer->async_tmem(cta, 0, TMEM_LANES, column, count, access);
         else for (int quadrant = 0; quadrant < 4; ++quadrant) sanitizer->async_tmem(cta, 32 * quadrant + first, 16, column, count, access);

@@ -153,7 +153,10 @@ def copy(d: Decoder, i: Instruction, m: Modifiers) -> None:
 
 
 def shift(d: Decoder, i: Instruction, m: Modifiers) -> None:
-    raise d.unsupported("the documentation leaves open which rows move")
+    group = _group(m)
+    m.require("down")
+    place = d.address(i.operands[0])
+    d.emit("tcgen05.shift", a=place.slot, e=group, i0=place.offset, count_as="tensor copy")
 
 
 def mma(d: Decoder, i: Instruction, m: Modifiers) -> None:

@@ -1,0 +1,232 @@
+// What orders: barriers, mbarriers, commits, waits, fences.
+#include "happens_before.h"
+#include <algorithm>
+
+namespace emu {
+
+HappensBefore::HappensBefore(Cluster& c) : cluster(c) {
+    for (auto& cta : c.ctas) {
+        first_warp.push_back(nwarps);
+        nwarps += (int)cta->warps.size();
+        shared_shadow.emplace_back((u32)cta->shared.size() / Shadow::PIECE + 1, false);
+        tmem_shadow.emplace_back(TMEM_COLUMNS * (TMEM_LANES / 16), true);
+    }
+}
+
+void HappensBefore::start() {
+    warps.assign(nwarps, {});
+    for (auto& w : warps) w.known.plain.warps.resize(nwarps), w.known.fenced.warps.resize(nwarps);
+    events.assign(1, {});
+    syncs.assign(1, {});
+    sets.assign(1, {});
+    transitions.assign(TRANSITIONS, {});
+    engine_clock.clear();
+    engine_names.clear();
+    engine_of.clear();
+    waits.clear();
+    old_read = old_reader = good_event = 0;
+    for (auto* spaces : {&shared_shadow, &tmem_shadow})
+        for (Shadow& shadow : *spaces) shadow.clear();
+    who = {};
+    who.cluster = (u32)cluster.number;
+}
+
+// ---- barriers and waits ---------------------------------------------------------------------------------------------
+
+void HappensBefore::release(Warp& w, u32 lanes, u32& handle) {
+    if (!handle) handle = new_sync();
+    release_into(w, lanes, syncs[handle].arrived);
+}
+
+void HappensBefore::acquire(Warp& w, u32 lanes, u32 handle) {
+    if (handle) learn(w, lanes, syncs[handle].arrived);
+    // A CTA barrier orders the lanes of a warp as well.
+    if ((lanes & w.live) == w.live) order_lanes(w);
+}
+
+void HappensBefore::mbarrier_init(Warp& w, const Record& r, int lane, u32 address) {
+    Mbarrier& b = object(address);
+    b.sync = new_sync();
+    Sync& s = syncs[b.sync];
+    s.engine = new_engine(format("the mbarrier at shared+%d", (int)(address & OFFSET_MASK) - (int)SHARED_BASE));
+    s.init_mark = warp_event(w, r, Access::write) << 6 | lane;
+}
+
+// Note [Initialisation]: fence.mbarrier_init makes the initialisations before it, and nothing else, part of a later relaxed
+// arrive at the cluster's barrier. So a warp's fences have a time line of their own, which such an arrive hands on.
+void HappensBefore::mbarrier_init_fence(Warp& w, u32 lanes) {
+    const u32 engine = engine_number(w, Engine::initialisation);
+    const Clock now = ++engine_clock[engine];
+    for (Sync& s : syncs)
+        if (s.init_mark && events[s.init_mark >> 6].warp == gid(w) && lanes >> (s.init_mark & 63) & 1 && !s.init_fenced) {
+            s.init_fenced = true;
+            s.init_engine = engine + 1;
+            s.init_clock = now;
+        }
+    Knowledge news;
+    news.plain.advance(engine, now);
+    learn(w, lanes, news);
+}
+
+void HappensBefore::release_initialisations(Warp& w, u32& handle) {
+    if (!handle) handle = new_sync();
+    const u32 engine = engine_number(w, Engine::initialisation);
+    syncs[handle].arrived.plain.advance(engine, engine_clock[engine]);
+}
+
+void HappensBefore::mbarrier_use(Warp& w, const Record& r, int lane, u32 address) {
+    const Sync& s = sync_of(address);
+    act(w, r, lane, false);
+    const bool fenced = s.init_engine && view_of(w, lane).plain.engine(s.init_engine - 1) >= s.init_clock;
+    if (s.init_mark && !fenced && !ordered(s.init_mark))
+        cluster.find("race", &w, r.line, format("uses the mbarrier at shared+%d whose initialisation by %s is not ordered before",
+                                                (int)(address & OFFSET_MASK) - (int)SHARED_BASE, describe(s.init_mark).c_str()));
+}
+
+void HappensBefore::mbarrier_phase(u32 address) {
+    Sync& s = sync_of(address);
+    ++s.phases;
+    engine_clock[s.engine] = s.phases;
+    s.arrived.plain.advance(s.engine, s.phases);
+    s.complete = s.arrived;
+}
+
+void HappensBefore::commit_tensor(Warp& w, const Record& r, int lane, u32 mbarrier) {
+    check_signal(w, r, lane, mbarrier);
+    const u32 engine = engine_number(w, Engine::tensor);
+    Sync& s = sync_of(mbarrier);
+    // The operations came after what their issuer knew; its own accesses are not released by a commit.
+    s.arrived.merge(view_of(w, lane));
+    s.arrived.plain.advance(engine, engine_clock[engine]);
+}
+
+void HappensBefore::commit_copies(Warp& w, u32, u32 mbarrier) {
+    const u32 engine = engine_number(w, Engine::copy);
+    sync_of(mbarrier).arrived.plain.advance(engine, engine_clock[engine] + 1);
+    ++engine_clock[engine];                                // later copies of the open group must not pass for these
+}
+
+void HappensBefore::await(Warp& w, u32 lanes, Engine engine, u32 pending) {
+    const u32 number = engine_number(w, engine);
+    const Clock clock = engine_clock[number];
+    if (clock <= pending) return;
+    if (engine == Engine::copy) {  // see `awaited`
+        auto& list = waits[number];
+        if (list.empty() || list.back().first < clock - pending) list.push_back({clock - pending, state(w).clock});
+        return;
+    }
+    Knowledge news;
+    news.plain.advance(number, clock - pending);
+    learn(w, lanes, news);
+}
+
+void HappensBefore::commit_group(Warp& w, Engine engine) {
+    ++engine_clock[engine_number(w, engine)];
+    if (engine == Engine::bulk_read) ++engine_clock[engine_number(w, Engine::bulk_write)];
+}
+
+void HappensBefore::proxy_fence(Warp& w, u32 lanes) {
+    WarpState& s = state(w);
+    const bool whole = (lanes & w.live) == w.live;
+    if (!whole) split(w, lanes);
+    auto fence = [&](Knowledge& k) {
+        k.fenced.merge(k.plain);
+        k.fenced.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, lanes});
+    };
+    if (whole) fence(s.known);
+    if (s.some_lanes) fence(s.known_some);
+    ++s.clock;                                             // what follows is not fenced
+}
+
+void HappensBefore::fence(Warp&, u32, bool gpu_scope) {
+    if (gpu_scope) cluster.global_shadow->fence(who);
+}
+
+void HappensBefore::finish() {
+    for (auto& [engine, clock] : issued) {
+        if (final_view.engine(engine) >= clock || engine_names[engine].empty()) continue;
+        cluster.find("in flight at exit", &cluster.ctas[0]->warps[0], 0, "the CTA exits while " + engine_names[engine] + " may still be at work: nothing waited for it");
+    }
+    issued.clear();
+    final_view = {};
+}
+
+// ---- barriers and engines -------------------------------------------------------------------------------------------
+
+// The asynchronous proxy signals an mbarrier: it must see the initialisation, which the generic proxy wrote.
+void HappensBefore::check_signal(Warp& w, const Record& r, int lane, u32 address) {
+    const Sync& s = sync_of(address);
+    act(w, r, lane, true);
+    if (s.init_mark && !s.init_fenced && !ordered(s.init_mark))
+        cluster.find("missing proxy fence", &w, r.line, format("signals the mbarrier at shared+%d, but no fence.mbarrier_init follows its initialisation by %s",
+                                                               (int)(address & OFFSET_MASK) - (int)SHARED_BASE, describe(s.init_mark).c_str()));
+}
+
+u32 HappensBefore::new_sync() {
+    syncs.emplace_back();
+    return (u32)syncs.size() - 1;
+}
+
+u32 HappensBefore::new_engine(std::string name) {
+    engine_clock.push_back(0);
+    engine_names.push_back(std::move(name));
+    return (u32)engine_clock.size() - 1;
+}
+
+u32 HappensBefore::engine_number(const Warp& w, Engine engine) {
+    const u64 key = (u64)engine << 32 | (u32)gid(w);
+    auto [it, fresh] = engine_of.emplace(key, 0);
+    if (fresh) {
+        // Reads of registers end with the thread; copies and stores are reported by Cluster::finish. Only these may outlive a CTA:
+        it->second = new_engine(engine == Engine::tensor ? format("the tensor core of CTA rank %d", w.cta->rank) : "");
+    }
+    return it->second;
+}
+
+// ---- what a warp and its lanes know ---------------------------------------------------------------------------------
+
+void HappensBefore::split(Warp& w, u32 lanes) {            // from now on `lanes` may know more than the others
+    WarpState& s = state(w);
+    if (!s.some_lanes) s.known_some = s.known;
+    s.some_lanes |= lanes;
+}
+
+void HappensBefore::learn(Warp& w, u32 lanes, const Knowledge& news) {
+    WarpState& s = state(w);
+    if ((lanes & w.live) == w.live) s.known.merge(news);
+    else split(w, lanes);
+    if (s.some_lanes) s.known_some.merge(news);
+}
+
+void HappensBefore::order_lanes(Warp& w) {
+    WarpState& s = state(w);
+    if (s.some_lanes) s.known.merge(s.known_some);
+    s.some_lanes = 0;
+    s.synced = s.clock++;
+}
+
+void HappensBefore::release_into(Warp& w, u32 lanes, Knowledge& object) {
+    WarpState& s = state(w);
+    const bool whole = (lanes & w.live) == w.live;
+    const bool some = (s.some_lanes & lanes) != 0;         // each of the lanes passes on what it knows
+    const Knowledge& mine = some ? s.known_some : s.known;
+    object.plain.merge(mine.plain);
+    if ((int)object.plain.warps.size() < nwarps) object.plain.warps.resize(nwarps);
+    object.plain.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, lanes});
+    // Other lanes' fenced writes travel only as far as these lanes know of them.
+    WarpClock own = mine.fenced.warps[gid(w)];
+    WarpClock previous = (int)object.fenced.warps.size() > gid(w) ? object.fenced.warps[gid(w)] : WarpClock{};
+    object.fenced.merge(mine.fenced);
+    if (!whole) {
+        WarpClock visible{std::min(own.all, s.synced), 0, 0};
+        if (own.all > s.synced) visible.some = own.all, visible.lanes = lanes;
+        if (own.some > visible.all && own.lanes & lanes) visible.some = std::max(visible.some, own.some), visible.lanes |= own.lanes & lanes;
+        previous.merge(visible);
+        object.fenced.warps[gid(w)] = previous;
+    }
+    ++s.clock;
+}
+
+Sanitizer* make_sanitizer(Cluster& cluster) { return new HappensBefore(cluster); }
+
+}  // namespace emu
