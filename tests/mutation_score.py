@@ -49,6 +49,9 @@ KERNELS: dict[str, tuple[str, tuple[object, ...]]] = {  # module of tests.kernel
     "tma_pipeline": ("tma_pipeline", ()),
     "tcgen05_gemm": ("tcgen05_gemm", (False,)),
     "tcgen05_gemm_relu": ("tcgen05_gemm", (True,)),
+    "chunk_state": ("chunk_state", ("packed",)),
+    "chunk_state_wide": ("chunk_state", ("wide",)),
+    "chunk_scan": ("chunk_scan", ()),
 }
 
 
@@ -426,13 +429,13 @@ def score_of(target: str, arguments: Sequence[str] = (), multiprocessors: int = 
 
     On few `multiprocessors` a CTA of a persistent kernel takes several tiles; else most barriers are not needed."""
     scorer = Scorer(target, **options)  # type: ignore[arg-type]
+    scorer.redundant = [Redundant(*entry) for entry in REDUNDANT.get(Path(target).name, [])]
     if target in KERNELS:
         name, inputs = KERNELS[target]
         module = import_module(f"tests.kernels.{name}")
         with Session(ARCH, scorer):
             module.check(module.run(*inputs))
     else:
-        scorer.redundant = [Redundant(*entry) for entry in REDUNDANT.get(Path(target).name, [])]
         session = Session(ARCH, scorer)
         session.device = session.device._replace(multiprocessors=multiprocessors)
         with redirect_stdout(StringIO()), warnings.catch_warnings(action="ignore"):

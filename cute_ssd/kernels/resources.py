@@ -9,6 +9,7 @@ from .dims import WARP
 # Of `.nv.info`: attributes with a payload, and those whose payload is (symbol, value).
 _FORMAT_SIZED = 4
 _REGISTERS, _FRAME = 0x2F, 0x11
+_SYMBOL_BYTES = 24
 
 
 class Resources(NamedTuple):
@@ -36,11 +37,25 @@ MULTIPROCESSORS = {
 
 def resources(machine_code: bytes) -> Resources:
     """Of the only kernel in `machine_code`."""
-    values = {}
+    (found,) = kernel_resources(machine_code).values()
+    return found
+
+
+def kernel_resources(machine_code: bytes) -> dict[str, Resources]:
+    """Of each kernel in `machine_code`, by its name."""
+    values: dict[int, dict[int, int]] = {}  # by the number of the kernel's symbol
     for attribute, payload in _attributes(_section(machine_code, ".nv.info")):
         if attribute in (_REGISTERS, _FRAME):
-            values[attribute] = struct.unpack("<II", payload)[1]
-    return Resources(values[_REGISTERS], values[_FRAME])
+            symbol, value = struct.unpack("<II", payload)
+            values.setdefault(symbol, {})[attribute] = value
+    symbols, names = _section(machine_code, ".symtab"), _section(machine_code, ".strtab")
+    found = {}
+    for symbol, value in values.items():
+        if _REGISTERS not in value:  # a function that the compiler adds, not a kernel
+            continue
+        (name,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
+        found[names[name : names.index(b"\0", name)].decode()] = Resources(value[_REGISTERS], value[_FRAME])
+    return found
 
 
 def resident_ctas(found: Resources, threads: int, shared_bytes: int, arch: str) -> int:

@@ -2,8 +2,8 @@
 
     y[i] = sum over j <= i of (C_i·B_j) 2^(cs_i - cs_j) step_j x_j + 2^cs_i C_i·S + D x_i,    y *= silu(z)
 
-cs is the running sum of the log2 decays of a tile. A CTA takes work items, each a tile of Q tokens and `heads` heads of a
-group, one after the other; its warps are specialists:
+cs is the running sum of the log2 decays of a tile. A CTA takes work items, each a tile of Q tokens and `scan_heads`
+heads of a group, one after the other; its warps are specialists:
 
     load      TMA: C, B, states                      product   MMA: y += M·x, M from tensor memory
     MMA       MMA: scores = C·Bᵀ, slab = C·Sᵀ        segsum    M = scores ∘ decays (two warpgroups)
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100
-from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, range_constexpr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
 from ..arithmetic import numeric
 from . import scan_layout as sl
-from .config import TENSOR_COLUMNS, Chunked, Q
+from .config import TENSOR_COLUMNS, Chunked, Q, block_features
 from .pipes import Pipe, Pipes, after_sync
 from .scan_roles import Cta, Epilogue, Operands, Segsum, Sizes, Vectors, copy_stage, item_of, partition
 from .steps import Steps
@@ -62,7 +62,7 @@ class ChunkScanKernel:
             scores=Pipe(1, 1, users),
             m=Pipe(2, users, 1),
             slab=Pipe(layout.slabs, 1, 4),  # full: C·state is there; empty: y has been loaded
-            scaled=Pipe(layout.slabs, 4),
+            scaled=Pipe(layout.slabs * layout.slab_heads, 4),
             y=Pipe(layout.slabs * layout.slab_heads, 1),
         )
         self.vectors = Vectors(config, layout, self.pipes)
@@ -150,9 +150,7 @@ class ChunkScanKernel:
             items // grid,
             items % grid,
         )
-        self.kernel(
-            load_C, load_B, load_state, load_x, x, D, z, steps, table, y, sizes, shapes
-        ).launch(
+        self.kernel(load_C, load_B, load_state, load_x, x, D, z, steps, table, y, sizes, shapes).launch(
             grid=[grid, 1, 1],
             block=[sl.THREADS, 1, 1],
             smem=layout.shared_bytes,
@@ -208,12 +206,15 @@ class ChunkScanKernel:
             if warp == sl.MMA_WARP:
                 self.multiply(cta, sC, sB, sState)
             if warp == sl.VECTOR_WARP:
-                self.vectors.run(cta, steps, D, load_x.atom, load_x.tensor, sX, self.product_mma())
+                self.vectors.run(cta, steps, D, load_x.atom, load_x.tensor, sX, self.product_mma(), 0)
             if warp == sl.PRODUCT_WARP:
                 self.product(cta, sX)
         elif warp < sl.EPILOGUE_WARPS[0]:
             cute.arch.setmaxregister_increase(sl.SEGSUM_REGISTERS)
-            self.segsum.run(cta, warp)
+            if warp == sl.SECOND_VECTOR_WARP:
+                self.vectors.run(cta, steps, D, load_x.atom, load_x.tensor, sX, self.product_mma(), 1)
+            else:
+                self.segsum.run(cta, warp)
         else:
             cute.arch.setmaxregister_increase(sl.EPILOGUE_REGISTERS)
             self.epilogue.run(cta, Operands(x, D, z, y))
@@ -249,8 +250,8 @@ class ChunkScanKernel:
                 tBs, tBg = partition(load_B.atom, sB, scores.partition_B(gB))
                 for block in range_constexpr(layout.blocks):
                     where = (None, block, group, item.tile.row)
-                    copy_stage(self.pipes, cta, "c", c, sl.SLOT_BYTES, load_C.atom, tCg[where], tCs)
                     copy_stage(self.pipes, cta, "ring", ring, sl.SLOT_BYTES, load_B.atom, tBg[where], tBs)
+                    copy_stage(self.pipes, cta, "c", c, sl.SLOT_BYTES, load_C.atom, tCg[where], tCs)
                     c, ring = c + 1, ring + 1
                 first_slab = item.head // layout.slab_heads
                 for slab in cutlass.range(layout.item_slabs, unroll=1):
@@ -321,7 +322,7 @@ class ChunkScanKernel:
                     self.pipes.wait_full(bars, "x", head)
                     if valid % 16 != 0:
                         self.clear_tail(sX, stage, valid, cta.lane)
-                    self.pipes.wait_full(bars, "scaled", slab)
+                    self.pipes.wait_full(bars, "scaled", head)
                     self.pipes.wait_full(bars, "m", head)
                     after_sync()
                     mma.set(tcgen05.Field.ACCUMULATE, True)
@@ -344,7 +345,7 @@ class ChunkScanKernel:
         are a range of bytes.
         """
         P = self.config.headdim
-        width = 64 if P % 64 == 0 else 32 if P % 32 == 0 else 16  # features of a block
+        width = block_features(P)
         pieces = width // 8
         base = sX.iterator.toint() + stage * self.layout.x_bytes
         pointer = cute.make_ptr(self.dtype, base, cute.AddressSpace.smem, assumed_align=16)

@@ -22,12 +22,15 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
-from ..arithmetic import choose, kept, mul2, numeric, widen
+from ..arithmetic import choose, kept, numeric
 from ..dims import WARP
 from ..views import flat
+from . import tensor_memory
 from .config import STATE_TOKENS, Chunked, Q
-from .pipes import Pipe, Pipes, after_sync, before_sync
+from .pipes import Pipe, Pipes, after_sync, arrive, arrive_after_tensor, arrive_as_one, before_sync
+from .scaled_rows import rows_of_lane, scale_rows, store_rows
 from .steps import Steps, discretise, load_step
+from .tensor_memory import LANE
 from .tiles import Tile, batched_tile, find_tile, store_tile
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
@@ -35,9 +38,8 @@ MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
 SCALERS, EPILOGUE, MMA, TMA, DECAYS, WARPS = 0, 8, 12, 13, 14, 16  # first warp of each role
 GROUP = 4  # warps of a warpgroup: each reaches 32 lanes of tensor memory
 T = STATE_TOKENS
-LANE = 16  # log2 of the stride of the lanes of tensor memory
 EACH = Q // WARP  # tokens of a lane
-CHUNK = 32  # columns of one load of an accumulator
+COLUMNS = 64  # of an accumulator that a thread of the epilogue holds
 
 
 class Copies(NamedTuple):
@@ -67,12 +69,8 @@ class Work(NamedTuple):
     offsets: Any
 
 
-def store_rows(where: Any, words: list[Any]) -> None:
-    """T tokens of 16 lanes to tensor memory; word 2j + v goes to lane / 4 + 8v, column lane % 4 + 4j."""
-    names = ", ".join(f"{{$r{k + 1}}}" for k in range(len(words)))
-    cute.arch.inline_ptx(
-        f"tcgen05.st.sync.aligned.16x128b.x8.b32 [{{$r0}}], {{{names}}};", read_only_args=[where, *words]
-    )
+def load_heads(values: MaybeTensor, first: Any, heads: range) -> Any:
+    return None if values is None else [values[first + j] for j in heads]
 
 
 class ChunkStateKernel:
@@ -113,9 +111,7 @@ class ChunkStateKernel:
         return cute.make_composed_layout(self.swizzle(64), 0, layout)
 
     def b_operand_layout(self) -> Any:
-        return sm100.make_smem_layout_b(
-            self.mma(), (128, self.config.dstate, T), self.dtype, self.sizes.b_stages
-        )
+        return sm100.make_smem_layout_b(self.mma(), (128, self.config.dstate, T), self.dtype, self.sizes.b_stages)
 
     def swizzle(self, block: int) -> Any:
         """Of 16-byte pieces: eight rows of `block` features have pieces of the same column in different banks."""
@@ -236,7 +232,7 @@ class ChunkStateKernel:
                 row = warp * WARP + half * 16
                 if row >= self.sizes.lanes:
                     for column in range_constexpr(0, columns, 32):
-                        where = tmem.toint() + (self.sizes.accumulator_columns + column) + (row << LANE)
+                        where = tmem.toint() + (self.sizes.accumulator_columns + column) + row * LANE
                         store_rows(where, [zero] * (T // 4))
             cute.arch.fence_view_async_tmem_store()
             before_sync()
@@ -278,7 +274,8 @@ class ChunkStateKernel:
                     if slab == 0:
                         self.pipes.wait_empty(bars, "b", n_b)
                         full = self.pipes.expect(bars, "b", n_b, sizes.b_bytes)
-                        cute.copy(load_B.atom, from_B[None, part], to_B[None, self.pipes.stage("b", n_b)], tma_bar_ptr=full)
+                        target = to_B[None, self.pipes.stage("b", n_b)]
+                        cute.copy(load_B.atom, from_B[None, part], target, tma_bar_ptr=full)
                         n_b += 1
                     self.pipes.wait_empty(bars, "x", n_x)
                     full = self.pipes.expect(bars, "x", n_x, sizes.x_bytes)
@@ -315,18 +312,17 @@ class ChunkStateKernel:
     def weigh(self, weights: cute.Tensor, steps: Steps, decay: cute.Tensor, tile: Tile, head: Int32,
               lane: Int32) -> None:  # fmt: skip
         """Of each token the decay of those behind it: a sum from the end, where a difference would cancel."""
-        config, slab = self.config, self.sizes.slab
-        raw = [
-            [load_step(config, steps, tile.row, tile.first, lane * EACH + e, tile.valid, head + j) for e in range(EACH)]
-            for j in range(slab)
-        ]
-        for j in range_constexpr(slab):
+        config, heads = self.config, range(self.sizes.slab)
+        # All loads first, so that they are under way together.
+        tokens = [lane * EACH + e for e in range(EACH)]
+        raw = [[load_step(config, steps, tile.row, tile.first, t, tile.valid, head + j) for t in tokens] for j in heads]
+        loaded = steps._replace(A=load_heads(steps.A, head, heads), dt_bias=load_heads(steps.dt_bias, head, heads))
+        for j in range_constexpr(self.sizes.slab):
             behind = Float32(0.0)
             step, after = [None] * EACH, [None] * EACH
             for e in range_constexpr(EACH - 1, -1, -1):
-                inside = lane * EACH + e < tile.valid
                 after[e] = behind
-                step[e], own = discretise(config, steps, raw[j][e], inside, head + j)
+                step[e], own = discretise(config, loaded, raw[j][e], tokens[e] < tile.valid, j)
                 behind = behind + own
             for distance in (1, 2, 4, 8, 16):
                 other = cute.arch.shuffle_sync_down(behind, distance)
@@ -342,8 +338,8 @@ class ChunkStateKernel:
         """Stages of x in turn with the other warpgroup."""
         bars = smem.bars
         n, slabs = Int32(0), Int32(0)
-        sources = self.sources(smem, warp, lane)
-        a = tmem.toint() + self.sizes.accumulator_columns + (warp * WARP << LANE)
+        sources = rows_of_lane(self.config, smem.x.iterator.toint(), warp, lane)
+        a = tmem.toint() + self.sizes.accumulator_columns + warp * WARP * LANE
         head = warp * WARP // self.config.headdim
         for item in cutlass.range(work.first, work.end, work.step, unroll=1):
             tile, _ = self.locate(work, item)
@@ -366,62 +362,15 @@ class ChunkStateKernel:
                     a_at = a + self.pipes.stage("a", stage) * (T // 2)
                     for half in range_constexpr(2):
                         if const_expr(self.sizes.lanes % WARP == 0) or warp * WARP + 16 * half < self.sizes.lanes:
-                            self.scale_rows(
-                                sources[half] + x_at, a_at + (half * 16 << LANE), weights, tile.valid - part * T, lane
-                            )
+                            source, target = sources[half] + x_at, a_at + half * 16 * LANE
+                            scale_rows(self.config, source, target, weights, tile.valid - part * T, lane)
                     cute.arch.fence_view_async_shared()  # x has been read before TMA writes its stage
-                    self.pipes.arrive_empty(bars, "x", stage)
                     cute.arch.fence_view_async_tmem_store()
                     before_sync()
-                    self.pipes.arrive_full(bars, "a", stage)
-                self.pipes.arrive_empty(bars, "weights", slabs)
+                    arrive(self.pipes.empty(bars, "x", stage), self.pipes.full(bars, "a", stage))
+                arrive_as_one(self.pipes.empty(bars, "weights", slabs))
                 n += parts
                 slabs += 1
-
-    def sources(self, smem: Smem, warp: Int32, lane: Int32) -> list[Any]:
-        """Where in a stage this lane's row of ldmatrix begins, for both halves of the warp's rows of headdim: four
-        matrices of 8 tokens x 8 features, two of each. The swizzle moves 16-byte pieces by the row of eight."""
-        block, P = self.sizes.block, self.config.headdim
-        found = []
-        token = (lane >> 4) * 8 + (lane & 7)
-        for half in range(2):
-            row = warp * WARP + half * 16
-            feature = row % P + ((lane >> 3) & 1) * 8
-            offset = token * block * 2 + feature % block * 2
-            bits = {64: 7, 32: 3, 16: 1}[block] << 4
-            offset = offset ^ ((offset >> 3) & bits)
-            start = (row // P * P + row % P // block * block) * T * 2
-            found.append(smem.x.iterator.toint() + start + offset)
-        return found
-
-    @cute.jit
-    def scale_rows(self, source: Int32, target: Int32, weights: cute.Tensor, valid: Int32, lane: Int32) -> None:
-        """T tokens of 16 rows of headdim. A matrix of ldmatrix, transposed, has a row's two neighbouring tokens in a
-        register: that is what tcgen05.st 16x128b writes to a column, so nothing moves between lanes."""
-        words = cute.make_rmem_tensor(T // 4, Int32)
-        for k in range_constexpr(T // 16):
-            found = cute.arch.inline_ptx(
-                "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-                write_only_types=[Int32] * 4,
-                read_only_args=[source + k * 16 * self.sizes.block * 2],
-            )
-            for r in range_constexpr(4):
-                words[4 * k + r] = found[r]
-        if valid < T:
-            # Tokens of others: not even their NaNs may come through, so they are cut off, not multiplied by 0.
-            for j in range_constexpr(T // 8):
-                left = valid - (j * 8 + (lane & 3) * 2)
-                keep = Int32(cutlass.select_(left > 1, Int32(-1), Int32(cutlass.select_(left > 0, 0xFFFF, 0))))
-                words[2 * j] = words[2 * j] & keep
-                words[2 * j + 1] = words[2 * j + 1] & keep
-        packed = cute.make_tensor(cute.recast_ptr(words.iterator, dtype=self.dtype), cute.make_layout(T // 2))
-        scaled = cute.make_rmem_tensor(T // 2, Float32)
-        scaled.store(widen(packed))
-        for r in range_constexpr(T // 4):
-            pair = (scaled[2 * r], scaled[2 * r + 1])
-            scaled[2 * r], scaled[2 * r + 1] = mul2(True, pair, (weights[0, r // 2], weights[1, r // 2]))
-        packed.store(scaled.load().to(self.dtype))
-        store_rows(target, [words[r] for r in range(T // 4)])
 
     @cute.jit
     def multiply(self, smem: Smem, tmem: Any, work: Work, lane: Int32) -> None:
@@ -500,7 +449,8 @@ class ChunkStateKernel:
     def store(self, local: cute.Tensor, smem: Smem, tmem: Any, work: Work, warp: Int32, lane: Int32) -> None:
         """A lane has a row of headdim and its columns are neighbours in memory: 256-bit stores."""
         sizes, bars = self.sizes, smem.bars
-        P, N = self.config.headdim, self.config.dstate
+        N = self.config.dstate
+        local = cute.make_tensor(local.iterator.align(32), local.layout)
         row = warp * WARP + lane
         n = Int32(0)
         for item in cutlass.range(work.first, work.end, work.step, unroll=1):
@@ -512,35 +462,28 @@ class ChunkStateKernel:
                     self.pipes.wait_full(bars, "acc", n)
                     after_sync()
                     column = self.pipes.stage("acc", n) * sizes.columns
-                    for first in range_constexpr(0, sizes.columns, 2 * CHUNK):
-                        values = self.load_columns(tmem + column + first, lane, warp)
-                        if const_expr(first + 2 * CHUNK == sizes.columns):
-                            before_sync()
-                            self.pipes.arrive_empty(bars, "acc", n)
+                    # A loop: unrolled, all loads would come first and take all registers.
+                    for first in cutlass.range(0, sizes.columns, COLUMNS, unroll=1):
+                        values = cute.make_rmem_tensor(COLUMNS, Float32)
+                        tensor_memory.load(tmem, column + first, values, row)
+                        cute.arch.fence_view_async_tmem_load()
+                        if first + COLUMNS == sizes.columns:
+                            arrive_after_tensor(self.pipes.empty(bars, "acc", n))
                         if const_expr(sizes.lanes % WARP == 0) or row < sizes.lanes:
                             self.store_columns(local, where + (half * sizes.columns + first), values)
                     n += 1
                 where += Int64(sizes.lanes * N)
 
-    def load_columns(self, at: Any, lane: Int32, warp: Int32) -> cute.Tensor:
-        """Two loads of CHUNK columns of the warp's lanes."""
-        tile = cute.make_tensor(at, cute.make_layout((128, 2 * CHUNK), stride=(1 << LANE, 1)))
-        op = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), Float32)
-        copy = tcgen05.make_tmem_copy(op, tile)
-        source = copy.get_slice(warp * WARP + lane).partition_S(tile)
-        values = cute.make_rmem_tensor(2 * CHUNK, Float32)
-        shape = copy.get_slice(0).partition_D(cute.make_identity_tensor((128, 2 * CHUNK))).shape
-        cute.copy(copy, source, cute.make_tensor(values.iterator, cute.make_layout(shape)))
-        cute.arch.fence_view_async_tmem_load()
-        return values
-
     def store_columns(self, local: cute.Tensor, offset: Int64, values: cute.Tensor) -> None:
         width = 256 // self.local.width
-        rounded = cute.make_rmem_tensor(2 * CHUNK, self.local)
+        rounded = cute.make_rmem_tensor(COLUMNS, self.local)
         rounded.store(values.load().to(self.local))
         copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.local, num_bits_per_copy=256)
-        start = (local.iterator + offset).align(32)
-        parts = cute.make_layout((width, 2 * CHUNK // width))
+        start = local.iterator + cute.assume(offset, divby=width)
+        parts = cute.make_layout((width, COLUMNS // width))
         source, target = cute.make_tensor(rounded.iterator, parts), cute.make_tensor(start, parts)
-        for k in range(2 * CHUNK // width):
+        for k in range(COLUMNS // width):
             cute.copy(copy, source[None, k], target[None, k])
+
+
+ChunkStateKernel.kernel.set_name_prefix("chunk_state", remove_cutlass_symbol=True, keep_mangled_name=False)

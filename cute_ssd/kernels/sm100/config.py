@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..dims import ITEMSIZE
+from ..dims import ITEMSIZE, WARP
 
 Q = 128  # tokens of a tile: the rows of a full-rate MMA, whatever chunk_size says
 HEADDIMS = (32, 64, 80, 96, 128)
@@ -124,6 +124,17 @@ class StateSizes(NamedTuple):
         weights = self.weight_stages * self.slab * Q * 4
         return self.x_stages * self.x_bytes + self.b_stages * self.b_bytes + weights + self.barriers * 8 + 8
 
+    def mma_instructions(self, valid: int = Q) -> int:
+        """Of a work item, a tile of `valid` tokens."""
+        return self.slabs * self.halves * -(-valid // 16)
+
+    def tma_instructions(self, valid: int = Q) -> int:
+        return -(-valid // STATE_TOKENS) * (self.slabs + 1)
+
+    def tma_bytes(self, valid: int = Q) -> int:
+        """That the copies write to shared memory."""
+        return -(-valid // STATE_TOKENS) * (self.slabs * self.x_bytes + self.b_bytes)
+
 
 STATE_TOKENS = 64  # of a stage of chunk_state: two for a tile
 
@@ -156,3 +167,8 @@ def state_sizes(config: Chunked) -> StateSizes:
         halves=config.dstate // columns,
         accumulators=min(4, (TENSOR_COLUMNS - a_stages * STATE_TOKENS // 2) // columns),
     )
+
+
+def state_special_functions(config: Chunked) -> int:
+    """Warp instructions of the MUFU for a head of a tile: decays, and the exponentials of softplus."""
+    return Q // WARP * (1 + config.softplus)

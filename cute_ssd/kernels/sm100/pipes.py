@@ -84,6 +84,19 @@ def arrive(*barriers: Any) -> None:
             cute.arch.mbarrier_arrive(barrier)
 
 
+def arrive_after_tensor(*barriers: Any) -> None:
+    """The same behind tcgen05.wait, for what the warp did in tensor memory: its lanes do that as one."""
+    before_sync()
+    arrive_as_one(*barriers)
+
+
+def arrive_as_one(*barriers: Any) -> None:
+    """The same where the lanes have come together already and what they read is in their registers."""
+    with cute.arch.elect_one():
+        for barrier in barriers:
+            cute.arch.mbarrier_arrive(barrier)
+
+
 def commit(barrier: Any) -> None:
     """An arrival when all MMAs that this thread has issued are complete."""
     with cute.arch.elect_one():

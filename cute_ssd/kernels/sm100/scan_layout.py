@@ -1,13 +1,14 @@
 """What chunk_scan takes of a multiprocessor: shared and tensor memory, barriers, and what it executes; no cutlass.
 
-Shared memory, in this order: slots of C, slots of B and of states (one ring), tiles of x, vectors, mbarriers. A slot has
-Q rows of 64 elements. Tensor memory: scores, two M, slabs of y. A slab holds the y of as many heads as one MMA computes.
+Shared memory, in this order: slots of C, slots of B and of states (one ring), tiles of x, vectors, mbarriers. A slot
+has Q rows of 64 elements. Tensor memory: scores, two M, slabs of y. A slab holds the y of as many heads as one MMA
+computes.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .config import SHARED_BYTES, TENSOR_COLUMNS, Chunked, Q
+from .config import SHARED_BYTES, TENSOR_COLUMNS, Chunked, Q, block_features, slab_heads
 
 BLOCK = 64  # elements of dstate in a slot: 128 bytes, the width of the widest swizzle
 SLOT_BYTES = Q * BLOCK * 2
@@ -19,13 +20,15 @@ FACTOR = Q  # step·2^(cumsum at the end of its sub-tile - cumsum), of the first
 D = FACTOR + Q - SUB
 SHIFTED = 2 * Q  # cumsum - log2(step), or the step where it may be negative
 STATIC_BYTES = 16  # address of the tensor memory
-MAX_SLABS, MAX_X_STAGES, VECTOR_STAGES = 4, 6, 4
+MAX_SLABS = 4
+X_STAGES, VECTOR_STAGES = (2, 4), 4  # even: two warps take turns, and a stage belongs to one of them
 
 # Warps; each row of four is a warpgroup, with as many registers for a thread.
-LOAD_WARP, MMA_WARP, VECTOR_WARP, PRODUCT_WARP = range(4)
+MMA_WARP, VECTOR_WARP, PRODUCT_WARP, LOAD_WARP = range(4)
 SEGSUM_WARPS, SEGSUM_DIAGONAL_WARPS, EPILOGUE_WARPS = range(4, 8), range(8, 12), range(12, 16)
 THREADS = 512
 THIN_REGISTERS, SEGSUM_REGISTERS, EPILOGUE_REGISTERS = 56, 152, 152
+SECOND_VECTOR_WARP = 4  # of a segsum warpgroup
 SEGSUM_USERS = 7  # warps that compute decays: the first rows have nothing left of the diagonal
 
 
@@ -38,7 +41,7 @@ class ScanLayout:
     @property
     def slab_heads(self) -> int:
         """Heads that one MMA multiplies C by the states of."""
-        return max(n for n in range(1, Q // self.headdim + 1) if self.heads % n == 0)
+        return slab_heads(self.headdim, self.heads)
 
     @property
     def slab_columns(self) -> int:
@@ -84,11 +87,11 @@ class ScanLayout:
         """So many that both hold about as many heads ahead: the best of the lesser of the two."""
         per_head = (self.blocks + self.item_slabs * self.blocks) / self.heads
         best, chosen = -1.0, (0, 0)
-        for x in range(max(2, self.slab_heads), MAX_X_STAGES + 1):
+        for x in X_STAGES:
             left = SHARED_BYTES - self._bytes(x, 0)
             ring = left // (SLOT_BYTES + 16)
             score = min(x, ring / per_head)
-            if ring >= 2 and score > best:
+            if x >= self.slab_heads and ring >= 2 and score > best:
                 best, chosen = score, (x, min(ring, 8))
         return chosen
 
@@ -105,7 +108,9 @@ class ScanLayout:
         return {"C": self.c_stages, "B, states": self.ring_stages, "x": self.x_stages, "decays": VECTOR_STAGES}
 
     def _bytes(self, x_stages: int, ring_stages: int) -> int:
-        barriers = 2 * (self.c_stages + ring_stages + x_stages + VECTOR_STAGES) + 6 + self.slabs * (3 + self.slab_heads)
+        barriers = (
+            2 * (self.c_stages + ring_stages + x_stages + VECTOR_STAGES) + 6 + 2 * self.slabs * (1 + self.slab_heads)
+        )
         tiles = (self.c_stages + ring_stages) * SLOT_BYTES + x_stages * self.x_bytes
         return tiles + VECTOR_STAGES * VECTORS * 4 + barriers * 8 + STATIC_BYTES
 
@@ -113,12 +118,36 @@ class ScanLayout:
     def shared_bytes(self) -> int:
         return self._bytes(self.x_stages, self.ring_stages)
 
-    # ---- counts ----
+    # ---- counts of a work item whose tile has `valid` tokens ----
 
     def mma_instructions(self, valid: int = Q) -> int:
-        """Of a work item whose tile has so many tokens."""
         along_n, along_tokens = self.dstate // MMA_K, -(-valid // MMA_K)
         return along_n * (1 + self.item_slabs) + self.heads * along_tokens
+
+    @property
+    def tma_instructions(self) -> int:
+        """Boxes of up to 64 elements by Q rows: slots, and blocks of features of x."""
+        return self.blocks * (2 + self.item_slabs) + self.heads * (self.headdim // block_features(self.headdim))
+
+    @property
+    def tma_bytes(self) -> int:
+        """That the copies write to shared memory."""
+        states = self.heads * self.headdim * self.dstate * 2
+        return 2 * self.blocks * SLOT_BYTES + states + self.heads * self.x_bytes
+
+    def mma_bytes(self, valid: int = Q) -> int:
+        """Of operands that tensor cores read from shared memory."""
+        row = self.dstate * 2
+        tokens = -(-valid // MMA_K) * MMA_K
+        return 2 * Q * row + self.item_slabs * (Q + self.slab_columns) * row + self.heads * tokens * self.headdim * 2
+
+
+def special_functions(config: Chunked) -> int:
+    """Warp instructions of the MUFU for a head of a tile: decays on the diagonal, of rows left of it, of columns, of
+    the state; logarithms of steps, softplus, silu."""
+    decays = 4 * SUB + 6 + 3 + 4
+    steps = 4 * (config.A is not None) * (config.positive_steps + config.softplus)
+    return decays + steps + 4 * 2 * config.headdim * config.z
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, range_constexpr
 
-from ..arithmetic import fma2, numeric
+from ..arithmetic import fma2, numeric, widen
 from ..dims import VECTOR_BYTES, WARP
 from ..views import flat, load_wide, vector
 from .config import Chunked, Q
@@ -73,6 +73,7 @@ class StatePassingKernel:
         ).launch(
             grid=[sequences * self.blocks, decay.shape[1], 1],
             block=[THREADS, 1, 1],
+            min_blocks_per_mp=1,
             use_pdl=True,
             stream=stream,
         )
@@ -173,37 +174,39 @@ class StatePassingKernel:
     ) -> None:
         ring = [cute.make_rmem_tensor(VECTOR, self.local) for _ in range(AHEAD)]
         decays = cute.make_rmem_tensor(AHEAD, Float32)
+        local = cute.make_tensor(local.iterator.align(32), local.layout)  # for loads of 256 bits
+        # Offsets that move on from tile to tile, of what is stored and of what is loaded.
+        here = flat(incoming, sequence.slot) + element.offset
+        ahead, ahead_decay = here, flat(decay, sequence.slot, element.head)
+        pitch, decay_pitch = Int64(incoming.stride[0]), Int64(decay.stride[0])
         for k in range_constexpr(AHEAD):
             if k < sequence.tiles:
-                self.load_tile(ring[k], decays, k, local, decay, sequence, element, k)
+                decays[k] = self.load_tile(ring[k], local, decay, ahead, ahead_decay)
+            ahead, ahead_decay = ahead + pitch, ahead_decay + decay_pitch
         for base in cutlass.range(0, sequence.tiles, AHEAD, unroll=1):
             for k in range_constexpr(AHEAD):
                 tile = base + k
                 if tile < sequence.tiles:
-                    where = flat(incoming, sequence.slot + tile) + element.offset
-                    self.store(carry, incoming, where)
-                    factor = cute.math.exp2(decays[k], fastmath=True)
-                    self.step(carry, ring[k], factor)
-                    if tile + AHEAD < sequence.tiles:
-                        self.load_tile(ring[k], decays, k, local, decay, sequence, element, tile + AHEAD)
+                    self.store(carry, incoming, here)
+                    self.step(carry, ring[k], cute.math.exp2(decays[k], fastmath=True))
+                    if tile < sequence.tiles - AHEAD:
+                        decays[k] = self.load_tile(ring[k], local, decay, ahead, ahead_decay)
                     if const_expr(chunk_states is not None):
                         chunk = row + tile // self.config.chunk_tiles
                         ends = ((tile + 1) % self.config.chunk_tiles == 0) | (tile + 1 == sequence.tiles)
                         if ends & (chunk < chunk_states.shape[0]):
                             self.store_state(carry, chunk_states, chunk, element)
+                here, ahead, ahead_decay = here + pitch, ahead + pitch, ahead_decay + decay_pitch
 
-    def load_tile(self, target: Any, decays: Any, k: int, local: Any, decay: Any, sequence: Sequence, element: Element,
-                  tile: Any) -> None:  # fmt: skip
-        slot = sequence.slot + tile
-        source = (local.iterator + (flat(local, slot) + element.offset)).align(VECTOR * self.local.width // 8)
-        copy = cute.make_copy_atom(
-            cute.nvgpu.CopyUniversalOp(), self.local, num_bits_per_copy=VECTOR * self.local.width
-        )
-        cute.copy(copy, cute.make_tensor(source, cute.make_layout(VECTOR)), target)
-        decays[k] = vector(decay, flat(decay, slot, element.head), 1)[0]
+    def load_tile(self, target: Any, local: Any, decay: Any, offset: Any, decay_offset: Any) -> Any:
+        """The tile's decay; its own state goes to `target`."""
+        atom = cute.nvgpu.CopyUniversalOp()
+        copy = cute.make_copy_atom(atom, self.local, num_bits_per_copy=VECTOR * self.local.width)
+        cute.copy(copy, vector(local, offset, VECTOR), target)
+        return vector(decay, decay_offset, 1)[0]
 
     def step(self, carry: Any, own: Any, factor: Any) -> None:
-        own = own.load().to(Float32)
+        own = widen(own)
         for k in range(0, VECTOR, 2):
             pair = (carry[k], carry[k + 1])
             carry[k], carry[k + 1] = fma2(True, pair, (factor, factor), (own[k], own[k + 1]))
@@ -227,3 +230,6 @@ class StatePassingKernel:
             part = load_wide(vector(states, offset + k, width))
             for j in range(width):
                 carry[k + j] = part[j]
+
+
+StatePassingKernel.kernel.set_name_prefix("state_passing", remove_cutlass_symbol=True, keep_mangled_name=False)

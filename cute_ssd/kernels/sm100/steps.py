@@ -35,16 +35,31 @@ def discretise(config: Chunked, steps: Steps, raw: Any, inside: Any, head: Any) 
     A decay below 2^-160 is 0 in fp32. It is not taken to be less, so that running sums stay small, and with them their
     rounding errors, which the decays between later tokens would suffer from.
     """
+    return discretise_with(config, steps, raw, inside, load_parameters(config, steps, head))
+
+
+def load_parameters(config: Chunked, steps: Steps, head: Any) -> tuple[Any, Any]:
+    """(rate: A as a log2, bias) of a head; 0 where there are none."""
+    rate, bias = Float32(0.0), Float32(0.0)
+    if const_expr(config.A is not None):
+        rate = steps.A[head].to(Float32) * LOG2_E
+    if const_expr(config.dt_bias is not None):
+        bias = steps.dt_bias[head].to(Float32)
+    return rate, bias
+
+
+def discretise_with(config: Chunked, steps: Steps, raw: Any, inside: Any, parameters: tuple[Any, Any]) -> Any:
+    """`discretise` with what `load_parameters` has found."""
+    rate, bias = parameters
     raw = raw.to(Float32)
     if const_expr(config.A is None):
         return choose(inside, 1.0, 0.0), choose(inside, at_least(raw * LOG2_E, VANISHING), 0.0)
     dt = raw
     if const_expr(config.dt_bias is not None):
-        dt = dt + steps.dt_bias[head].to(Float32)
+        dt = dt + bias
     if const_expr(config.softplus):
         dt = softplus(dt)
     dt = clamp(dt, steps.dt_min, steps.dt_max)
-    rate = steps.A[head].to(Float32) * LOG2_E
     return choose(inside, dt, 0.0), choose(inside, at_least(dt * rate, VANISHING), 0.0)
 
 
