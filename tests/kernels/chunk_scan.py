@@ -274,7 +274,9 @@ def expected(call: Call, eager: bool = False) -> Tensor:
 
 
 # Two CTAs with several items, so that every ring goes round, and a tail; a third one with nothing to do.
-SUBJECT = Case(dstate=64, heads=4, lengths=(256, 256, 256, 130), unused=1, softplus=True, bias=True, D="head", ctas=3)
+SUBJECT = Case(
+    dstate=64, heads=4, lengths=(256, 256, 256, 256, 256, 130), unused=1, softplus=True, bias=True, D="head", ctas=3
+)
 
 
 def run(case: Case = SUBJECT) -> dict[str, Tensor]:

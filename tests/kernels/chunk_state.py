@@ -68,7 +68,7 @@ def _kernels() -> Any:
                      pad_slot: Int64, ctas: Int32, stream: Any) -> None:  # fmt: skip
             self.state(x, B, Steps(dt, A, dt_bias, dt_min, dt_max), offsets, local, decay, table, ctas, stream)
             self.passing(local, decay, x.shape[0], x.shape[1], offsets, initial, slots, flags, pad_slot, incoming,
-                         final, chunk_states, stream)  # fmt: skip
+                         final, chunk_states, ctas, stream)  # fmt: skip
 
     return Kernels
 

@@ -65,7 +65,7 @@ class ChunkedKernels:
         self.state(x, B, steps, offsets, local, decay, table, ctas, stream)
         self.passing(
             local, decay, x.shape[0], x.shape[1], offsets, initial, slots, flags, pad_slot, incoming, final,
-            chunk_states, stream,
+            chunk_states, ctas, stream,
         )  # fmt: skip
         self.scan(x, B, C, D, z, steps, incoming, table, y, ctas, stream)
 
