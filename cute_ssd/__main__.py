@@ -1,5 +1,5 @@
-"""The command line: `python -m cute_ssd info | check | explain | compile | emulate | bench`. Heavy imports wait for the
-command that needs them, so that `info` runs where torch or cutlass is broken."""
+"""The command line: `python -m cute_ssd info | check | explain | compile | emulate | model | bench`. Heavy imports wait
+for the command that needs them, so that `info` runs where torch or cutlass is broken."""
 
 import argparse
 import csv
@@ -47,8 +47,12 @@ def _parser() -> argparse.ArgumentParser:
 
     check = add("check", _check, "Run the public suite and verify each result against the recurrence.")
     check.add_argument("--case", type=int, action="append", metavar="N", help="only this case; may be repeated")
-    check.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a kernel exists for it, else cpu")
-    check.add_argument("--seed", type=int, default=0, help="of the inputs (default 0)")
+    where = check.add_mutually_exclusive_group()
+    where.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a kernel exists for it, else cpu")
+    where.add_argument("--emulate", action="store_true", help="run the GPU kernels on the emulator: minutes, no times")
+    check.add_argument("--arch", default="sm_100a", help="of the emulated GPU (default sm_100a)")
+    check.add_argument("--sanitize", action="store_true", help="look for races on it too: three times slower")
+    check.add_argument("--seed", type=int, default=0, help="of the inputs and of the emulated schedule (default 0)")
     form = check.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")
@@ -85,15 +89,40 @@ def _parser() -> argparse.ArgumentParser:
         "--implicit-waits", action="store_true", help="the use of a tcgen05.ld result waits for it, as ptxas makes it"
     )
     emulate.add_argument(
+        "--tensor-fences", action="store_true", help="ask for tcgen05.fence between threads, as the PTX ISA does"
+    )
+    emulate.add_argument(
         "--time-limit", type=float, default=3600.0, metavar="SECONDS", help="of one launch (default 3600)"
     )
     emulate.add_argument("script", help="path of the script")
     emulate.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
 
+    model = add("model", _model, "Modelled times on a B200: the numbers of the model, how good they are, a script.")
+    model.add_argument("--clock", choices=("locked", "boost"), default="boost", help="1.5 GHz or 1.965 (default boost)")
+    about = model.add_subparsers(dest="about", required=True, metavar="constants | calibration | call | run")
+    about.add_parser("constants", help="every constant with its source").set_defaults(examples=None)
+    calibration = about.add_parser("calibration", help="the model beside published measurements")
+    calibration.add_argument("--examples", metavar="ROOT", help="NVIDIA's examples/python/CuTeDSL: attention too")
+    called = about.add_parser("call", help="ssd_chunk_scan on bf16 tensors of some sizes")
+    for name, size in sizes.items():
+        called.add_argument(f"--{name}", type=int, default=size, help=f"default {size}")
+    run = about.add_parser("run", help="modelled cycles of the launches of a CuTe DSL script")
+    run.add_argument(
+        "--sampled", action="store_true", help="only CTAs that stand for all: faster, and the results are incomplete"
+    )
+    run.add_argument("script", help="path of the script")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
     bench = add("bench", _bench, "Measure speed as ratios, both sides in one run, beside the goals.")
     what = bench.add_mutually_exclusive_group(required=True)
     what.add_argument("--cpu", action="store_true", help="the CPU backend")
     what.add_argument("--emulator", metavar="SCRIPT", help="the emulator, on NVIDIA's example mamba2_ssd.py")
+    what.add_argument("--modelled", action="store_true", help="modelled times of the suite on a B200, in minutes")
+    bench.add_argument("--case", type=int, action="append", metavar="N", help="with --modelled, only this case")
+    bench.add_argument(
+        "--peer", action="append", default=[], metavar="COMMAND",
+        help="with --modelled, another SSD kernel beside this one's counts: a script and its arguments, with {chunks}",
+    )  # fmt: skip
     bench.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -114,12 +143,19 @@ def _check(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from . import suite
+    from .device import Device
 
+    device, note = arguments.device, ""
     try:
         chosen = suite.cases(arguments.case)
+        if arguments.emulate:
+            device = Device.from_arch(arguments.arch).arch
+            if not device:
+                raise ValueError("arch is 'cpu', expected a GPU architecture; leave out --emulate for the CPU.")
     except ValueError as error:
         return _refuse(error)
-    device, note = (arguments.device, "") if arguments.device else suite.best_device()
+    if device is None:
+        device, note = suite.best_device()
     if device == "cuda" and not torch.cuda.is_available():
         return _refuse("device is cuda, but torch finds no CUDA device; pass --device cpu.")
     if note:
@@ -130,7 +166,7 @@ def _check(arguments: argparse.Namespace) -> int:
     outcomes = []
     # disable=None: only where stderr is a terminal.
     with tqdm(total=len(chosen), unit="case", disable=None, leave=False, file=sys.stderr) as bar:
-        for outcome in suite.check(chosen, device, arguments.seed):
+        for outcome in suite.check(chosen, device, arguments.seed, arguments.sanitize):
             outcomes.append(outcome)
             bar.update()
             if table:
@@ -215,6 +251,8 @@ def _meta_call(a: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
 def _bench(arguments: argparse.Namespace) -> int:
     from . import bench
 
+    if arguments.modelled:
+        return _bench_modelled(arguments)
     if arguments.emulator:
         from pathlib import Path
 
@@ -232,6 +270,77 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_modelled(arguments: argparse.Namespace) -> int:
+    from . import counts, modelled
+    from .emulator import EmulatorError
+    from .emulator.timing import CLOCKS, Model
+
+    model, found = Model(CLOCKS[modelled.CLOCK]), []
+    if not arguments.json:
+        print(modelled.header())
+    try:
+        for row in modelled.rows(arguments.case, model):
+            found.append(row)
+            if not arguments.json:
+                print(modelled.line(row), flush=True)
+        if arguments.json:
+            print(json.dumps(modelled.totals(found), indent=2))
+            return 0
+        print(modelled.summary(found, model))
+        print()
+        for line in counts.lines(model, arguments.peer):
+            print(line, flush=True)
+    except (ValueError, NotImplementedError, EmulatorError) as error:
+        return _refuse(error)
+    return 0
+
+
+def _model(arguments: argparse.Namespace) -> int:
+    from .emulator.timing import CLOCKS, CONSTANTS, Model, chain_time
+
+    if arguments.about == "constants":
+        for c in CONSTANTS.values():
+            print(f"{c.name:<22} {c.value:>9g} {c.unit:<26} {c.source}")
+        return 0
+    if arguments.about == "calibration":
+        from pathlib import Path
+
+        from .emulator.timing import calibration
+
+        found = [comparison for group in calibration.GROUPS.values() for comparison in group()]
+        if arguments.examples:
+            examples = Path(arguments.examples)
+            if not (examples / calibration.FMHA).is_file():
+                return _refuse(
+                    f"examples is {str(examples)!r}, which has no {calibration.FMHA}; give examples/python/CuTeDSL of "
+                    "NVIDIA's cutlass."
+                )
+            found.append(calibration.attention(examples))
+        print(calibration.text(found))
+        return 0
+    from .emulator import EmulatorError, UnsupportedInstruction
+
+    model = Model(CLOCKS[arguments.clock])
+    if arguments.about == "call":
+        from . import modelled
+
+        names = ("batch", "seqlen", "nheads", "headdim", "ngroups", "dstate")
+        try:
+            print(modelled.call(**{name: getattr(arguments, name) for name in names}, model=model))
+        except (ValueError, NotImplementedError, EmulatorError) as error:
+            return _refuse(error)
+        return 0
+    from .emulator.timing.scripts import replay
+
+    if not os.path.isfile(arguments.script):
+        return _refuse(f"script is {arguments.script!r}, which is not a file; give the path of a Python script.")
+    try:
+        print(chain_time(replay(arguments.script, arguments.arguments, model, sampled=arguments.sampled), model))
+    except (EmulatorError, UnsupportedInstruction) as error:
+        return _refuse(error)
+    return 0
+
+
 def _compile(arguments: argparse.Namespace) -> int:
     import torch
 
@@ -244,7 +353,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     except (ValueError, NotImplementedError) as error:
         return _refuse(error)
     for purpose, result in outcome.items():
-        print(f"{purpose:<28} {result}")
+        print(f"{purpose:<50} {result}")
     return 0 if all(result == "compiled" for result in outcome.values()) else 1
 
 
@@ -263,6 +372,7 @@ def _emulate(arguments: argparse.Namespace) -> int:
             sanitize=a.sanitize,
             keep_going=a.keep_going,
             implicit_waits=a.implicit_waits,
+            tensor_fences=a.tensor_fences,
             time_limit=a.time_limit,
         )
         try:

@@ -82,6 +82,7 @@ def mamba_chunk_scan_combined(
         {"chunk_size": chunk_size},
         state_dtype,
     )
+    _refuse_gradient_on_gpu(x, dt, A, B, C, D, z, dt_bias, initial_states)
     y, final_states, varlen_states = _chunk_scan(
         x,
         dt,
@@ -137,6 +138,7 @@ def ssd_chunk_scan(
         {"chunk_size": chunk_size},
         state_dtype,
     )
+    _refuse_gradient_on_gpu(x, log_decay, B, C, D, z, initial_states)
     y, final_states, _ = _chunk_scan(
         x,
         None,
@@ -376,19 +378,45 @@ def explain(function: Callable[..., Any], *args: Any, arch: str | None = None, *
         {name: given[name] for name in options},
         given.get("state_dtype"),
     )
+    device = Device.of(given["x"].device) if arch is None else Device.from_arch(arch)
     if function not in (mamba_chunk_scan_combined, ssd_chunk_scan):
         refuse_gradient(function.__name__, *tensors.values())
+    elif device.kind == "cuda":
+        _refuse_gradient(*tensors.values())
     problem = describe(**given)
-    return plan(problem, Device.of(given["x"].device) if arch is None else Device.from_arch(arch))
+    headed = tensors
+    if function is selective_state_update:
+        headed = dict(zip(_HEADED, with_heads(*(tensors[name] for name in _HEADED)), strict=True))
+    return plan(_problem.with_layout(problem, headed), device)
+
+
+def _refuse_gradient_on_gpu(*tensors: Tensor | None) -> None:
+    """Before anything runs. What torch.compile traces is refused by the operator."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return
+    x = tensors[0]
+    assert x is not None
+    if any(t is not None and t.requires_grad for t in tensors) and Device.of(x.device).kind == "cuda":
+        _refuse_gradient(*tensors)
+
+
+def _refuse_gradient(*tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise UnsupportedError(
+            "A chunk scan has no gradient on a GPU yet, but an input requires one; call it under torch.no_grad(), or "
+            "on CPU tensors."
+        )
 
 
 def _ssd_problem(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, *, chunk_size: int, **rest: Any) -> Any:
     return _problem.chunk_scan(x, None, None, B, C, chunk_size, log_decay=log_decay, **rest)
 
 
+_HEADED = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out")
+
+
 def _update_problem(dt_softplus: bool, state_batch_indices: Tensor | None, pad_slot_id: int, **tensors: Any) -> Any:
-    names = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out")
-    headed = dict(zip(names, with_heads(*(tensors[name] for name in names)), strict=True))
+    headed = dict(zip(_HEADED, with_heads(*(tensors[name] for name in _HEADED)), strict=True))
     return _problem.state_update(
         **headed, dt_softplus=dt_softplus, state_batch_indices=state_batch_indices, pad_slot_id=pad_slot_id
     )

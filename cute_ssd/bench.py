@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import nvtx
 import torch
 from tqdm import tqdm
 
-from . import cpu, reference
+from . import cpu, launch, ops, reference
 from .api import (
     mamba_chunk_scan_combined,
     mamba_chunk_scan_varlen,
@@ -24,6 +25,8 @@ from .api import (
     selective_state_update,
 )
 from .device import Device
+from .emulator import emulate
+from .kernels.sm100.config import Chunked
 from .plan import plan
 from .problem import chunk_scan
 from .sequences import whole_rows
@@ -279,4 +282,35 @@ def _overhead() -> Iterator[Figure]:
     yield Figure("host overhead of a tiny eager call", called - computed, "us", "max", 40.0, detail)
 
 
-_MEASURES = (_peers, _matmul_rate, _bfloat16, _memory, _linearity, _packed, _decode, _overhead)
+def _launch() -> Iterator[Figure]:
+    """A prefill on the chunked kernels, for a GPU that is not there: checks, plan, outputs, workspace, all but the
+    compiled call, which does nothing here."""
+    packed = {n: t[0] if n != "A" else t for n, t in _inputs(512, dstate=64).items()}
+    calls = 20  # less than a time slice: other processes hardly count
+    for name in ("x", "B", "C"):
+        packed[name] = packed[name].bfloat16()
+    pool = torch.zeros(2, NHEADS, HEADDIM, 64)
+    packed |= {
+        "ssm_pool": pool,
+        "cache_indices": torch.tensor([0, 1]),
+        "query_start_loc": torch.tensor([0, 200, 512]),
+        "out": torch.empty_like(packed["x"]),
+    }
+
+    def prefill() -> None:
+        for _ in range(calls):
+            mamba_chunk_scan_varlen_inplace(**packed)
+
+    reached: list[object] = []
+
+    def nothing(kernels: object, arch: str) -> Callable[..., None]:
+        return lambda *arguments: reached.append(kernels)
+
+    with emulate("sm_100a"), patch.object(launch, "compiled", nothing), patch.dict(ops._ASKED):
+        (seconds,) = _fastest(prefill)
+    assert isinstance(reached[0], Chunked)
+    us = seconds / calls * 1e6
+    yield Figure("host time of a prefill up to its launch", us, "us", "max", 30.0, "the chunked kernels")
+
+
+_MEASURES = (_peers, _matmul_rate, _bfloat16, _memory, _linearity, _packed, _decode, _overhead, _launch)

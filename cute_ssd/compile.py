@@ -1,7 +1,7 @@
 """From the configuration of a kernel to a function that launches it: in memory, on disk, or compiled now.
 
 Note [Cache]: an entry is a directory, `<cache>/kernels/<key>/`, which holds the host function as an object file, the
-PTX and the machine code of its kernel, and their hashes. The key is the hash of everything that went into it: the
+PTX and the machine code of its kernels, and their hashes. The key is the hash of everything that went into it: the
 configuration, the architecture, the sources of this package's kernels, the versions of the compiler and of its runtime.
 So nothing is ever out of date. An entry appears by one rename of a finished directory; one whose hashes do not match is
 thrown away. Processes that want the same kernel at the same time wait for the first one.
@@ -24,17 +24,19 @@ from typing import Any
 
 from .emulator.build import cache_directory
 from .kernels.dims import Recurrence
+from .kernels.sm100.config import Chunked
 
 OBJECT, PTX, MACHINE_CODE, HASHES = "host.o", "kernel.ptx", "kernel.cubin", "hashes"
 SYMBOL = "cute_ssd_kernel"
+Configuration = Recurrence | Chunked
 
-_compiled: dict[tuple[Recurrence, str, bool], "Compiled"] = {}
+_compiled: dict[tuple[Configuration, str, bool], "Compiled"] = {}
 _compiling = threading.Lock()  # the DSL's compiler aborts the process when two threads enter it
 
 
 @dataclass
 class Compiled:
-    """A kernel that can be called, with what it was made of."""
+    """A kernel, or several behind one host function, that can be called, with what it was made of."""
 
     directory: Path
     arch: str
@@ -56,7 +58,7 @@ class Compiled:
         return (self.directory / MACHINE_CODE).read_bytes()
 
 
-def compiled(kernel: Recurrence, arch: str) -> Compiled:
+def compiled(kernel: Configuration, arch: str) -> Compiled:
     """`kernel` for `arch` ("sm_100a"). Inside `cute_ssd.emulate(arch)` it runs there, on CPU tensors."""
     key = (kernel, arch, _session() is not None)
     found = _compiled.get(key)
@@ -68,12 +70,12 @@ def compiled(kernel: Recurrence, arch: str) -> Compiled:
     return found
 
 
-def is_cached(kernel: Recurrence, arch: str) -> bool:
+def is_cached(kernel: Configuration, arch: str) -> bool:
     """Whether `compiled` would find this kernel on the disk, undamaged."""
     return _intact(cache_directory() / "kernels" / _key(kernel, arch))
 
 
-def _from_disk_or_compiler(kernel: Recurrence, arch: str) -> Compiled:
+def _from_disk_or_compiler(kernel: Configuration, arch: str) -> Compiled:
     root = cache_directory() / "kernels"
     root.mkdir(exist_ok=True)
     directory = root / _key(kernel, arch)
@@ -96,7 +98,7 @@ def _from_disk_or_compiler(kernel: Recurrence, arch: str) -> Compiled:
     return found
 
 
-def _compile(kernel: Recurrence, arch: str, directory: Path) -> None:
+def _compile(kernel: Configuration, arch: str, directory: Path) -> None:
     """Compiles on tensors without data and leaves the entry's files in `directory`."""
     import cutlass.cute as cute
     from cutlass.base_dsl.compiler import DumpDir
@@ -157,14 +159,16 @@ def _session() -> Any:
     return module.Session._active if module is not None else None
 
 
-def _key(kernel: Recurrence, arch: str) -> str:
+def _key(kernel: Configuration, arch: str) -> str:
     versions = [f"{name} {metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
     digest = hashlib.sha256()
     for part in (repr(kernel), arch, str(_session() is not None), platform.machine(), *versions):
         digest.update(part.encode() + b"\0")
     # Now and not at import: the compiler reads the source files again when it compiles.
-    for source in sorted((Path(__file__).parent / "kernels").rglob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    kernels = Path(__file__).parent / "kernels"
+    own = kernels.rglob if isinstance(kernel, Chunked) else kernels.glob  # the recurrence needs nothing of sm100
+    for source in sorted(own("*.py")):
+        digest.update(source.relative_to(kernels).as_posix().encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]
 
 

@@ -8,6 +8,8 @@ import torch
 from .errors import ShapeError
 
 KNOWN_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+# Multiprocessors that are enabled, where a plan depends on them.
+MULTIPROCESSORS = {"sm_100a": 148, "sm_103a": 148}
 
 
 class Device(NamedTuple):
@@ -15,6 +17,11 @@ class Device(NamedTuple):
 
     kind: str
     arch: str = ""
+
+    @property
+    def multiprocessors(self) -> int:
+        """Of a device of this architecture: a plan is the same on every machine."""
+        return MULTIPROCESSORS[self.arch]
 
     @classmethod
     def of(cls, device: torch.device) -> "Device":

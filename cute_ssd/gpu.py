@@ -12,21 +12,15 @@ from torch import Tensor
 from . import launch
 from .errors import UnsupportedError
 from .launch import Operands
-from .ops import refuse_overlap
-from .plan import Plan
+from .ops import Asked
 from .problem import Problem
 
 
-def chunk_scan(how: Plan, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def chunk_scan(asked: Asked, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Batched rows, or sequences packed into one by cu_seqlens. Returns y, final states, states of the sequences."""
     *inputs, return_final_states, return_varlen_states, _ = args
-    x, dt, A, log_decay, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, _, softplus, low, high = inputs
-    p = how.problem
-    if seq_idx is not None:
-        raise UnsupportedError(
-            f"{p.function} takes no seq_idx on a GPU, because its sequences are known to the data only; pass "
-            "cu_seqlens, or one row of the batch for each sequence."
-        )
+    x, dt, A, log_decay, B, C, D, z, dt_bias, initial_states, _, cu_seqlens, _, softplus, low, high = inputs
+    p = asked.problem
     packed = cu_seqlens is not None
     y = x.new_zeros(x.shape) if packed else x.new_empty(x.shape)  # rows behind the last sequence are zero
     count = p.batch if p.num_seqs is None else p.num_seqs
@@ -36,7 +30,7 @@ def chunk_scan(how: Plan, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if packed and initial_states is not None:  # the row's initial state feeds its first sequence
         first = torch.arange(count, device=x.device) == 0
     _run(
-        how,
+        asked,
         Operands(
             x=x,
             dt=dt if log_decay is None else log_decay.transpose(1, 2),
@@ -52,8 +46,8 @@ def chunk_scan(how: Plan, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
             final=states,
             flags=first,
         ),
-        softplus=softplus,
-        dt_limit=(low, high),
+        softplus,
+        (low, high),
     )
     none = x.new_empty(0, dtype=p.state_dtype)
     if states is None:
@@ -75,57 +69,62 @@ def _last(states: Tensor, offsets: Tensor, initial_states: Tensor | None) -> Ten
     return states.index_select(0, last)
 
 
-def chunk_scan_backward(how: Plan, *args: Any) -> tuple[Tensor, ...]:
-    raise UnsupportedError(f"{how.problem.function} has no gradient on a GPU yet; call backward with CPU tensors.")
+def chunk_scan_backward(asked: Asked, *args: Any) -> tuple[Tensor, ...]:
+    raise UnsupportedError(f"{asked.problem.function} has no gradient on a GPU yet; call backward with CPU tensors.")
 
 
-def chunk_scan_varlen(how: Plan, *args: Any) -> tuple[Tensor, Tensor]:
+def chunk_scan_varlen(asked: Asked, *args: Any) -> tuple[Tensor, Tensor]:
     x, dt, A, B, C, query_start_loc, _, D, z, dt_bias, softplus, low, high = args[:13]
-    initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states, _, out = args[13:]
-    p = how.problem
-    if return_chunk_states or cu_chunk_seqlens is not None:
-        raise UnsupportedError(
-            f"{p.function} returns no chunk states on a GPU yet; ask for the final states only, or pass CPU tensors."
-        )
-    refuse_overlap("out", out, args[:-1])
+    initial_states, _, return_final_states, return_chunk_states, _, out = args[13:]
+    p = asked.problem
+    asked.refuse_overlap(args, ("out", len(args) - 1))
     shape = (p.num_seqs, *p.state_shape) if return_final_states else (0,)
     final = x.new_empty(shape, dtype=p.state_dtype)
-    operands = _packed_row(p, x, dt, A, B, C, D, z, dt_bias, out)._replace(
-        offsets=query_start_loc,
-        initial=initial_states,
-        final=final if return_final_states else None,
-    )
-    _run(how, operands, softplus=softplus, dt_limit=(low, high))
-    return final, x.new_empty(0, dtype=p.state_dtype)
+    states = (query_start_loc, initial_states, final if return_final_states else None)
+    operands = _packed_row(p, x, dt, A, B, C, D, z, dt_bias, out, *states)
+    if not return_chunk_states:
+        _run(asked, operands, softplus, (low, high))
+        return final, x.new_empty(0, dtype=p.state_dtype)
+    rows = p.seqlen // p.chunk_size + operands.num_seqs  # those that no sequence needs stay zero
+    chunk_states = x.new_zeros((rows, *p.state_shape), dtype=p.state_dtype)
+    _run(asked, operands, softplus, (low, high), chunk_states=chunk_states)
+    return final, chunk_states
 
 
-def chunk_scan_varlen_inplace(how: Plan, *args: Any) -> None:
+def chunk_scan_varlen_inplace(asked: Asked, *args: Any) -> None:
     x, dt, A, B, C, ssm_pool, cache_indices, query_start_loc, has_initial_state, pad_slot_id = args[:10]
     _, D, z, dt_bias, softplus, low, high, out = args[10:]
-    refuse_overlap("out", out, args[:-1])
-    refuse_overlap("ssm_pool", ssm_pool, (*args[:5], *args[6:-1]))
-    operands = _packed_row(how.problem, x, dt, A, B, C, D, z, dt_bias, out)._replace(
-        offsets=query_start_loc,
-        initial=None if has_initial_state is None else ssm_pool,
-        final=ssm_pool,
-        slots=cache_indices,
-        flags=has_initial_state,
-    )
-    _run(how, operands, softplus=softplus, dt_limit=(low, high), pad_slot_id=pad_slot_id)
+    asked.refuse_overlap(args, ("out", len(args) - 1), ("ssm_pool", 5))
+    start = None if has_initial_state is None else ssm_pool
+    states = (query_start_loc, start, ssm_pool, cache_indices, has_initial_state)
+    operands = _packed_row(asked.problem, x, dt, A, B, C, D, z, dt_bias, out, *states)
+    _run(asked, operands, softplus, (low, high), pad_slot_id)
 
 
-def selective_state_update(how: Plan, *args: Any) -> None:
+def selective_state_update(asked: Asked, *args: Any) -> None:
     state, x, dt, A, B, C, D, z, dt_bias, softplus, state_batch_indices, pad_slot_id, out = args
-    refuse_overlap("out", out, args[:-1])
-    refuse_overlap("state", state, args[1:-1])
+    asked.refuse_overlap(args, ("out", len(args) - 1), ("state", 0))
     operands = launch.step_operands(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices, out)
     # A decode step has no limit: dt may be negative where there is no softplus.
     unlimited = (float("-inf"), float("inf"))
-    _run(how, operands, softplus=softplus, dt_limit=unlimited, pad_slot_id=pad_slot_id, single=True)
+    _run(asked, operands, softplus, unlimited, pad_slot_id, single=True)
 
 
-def _run(how: Plan, operands: Operands, **options: Any) -> None:
-    launch.recurrence(operands, how.device.arch, **options)
+def _run(
+    asked: Asked,
+    operands: Operands,
+    softplus: bool,
+    dt_limit: tuple[float, float],
+    pad_slot_id: int = -1,
+    chunk_states: Tensor | None = None,
+    single: bool = False,
+) -> None:
+    """`chunk_states` needs tiles, which a plan has wherever there are tokens."""
+    arch, chunks = asked.plan.device.arch, asked.plan.chunks
+    if chunks is None:
+        launch.recurrence(operands, arch, softplus=softplus, dt_limit=dt_limit, pad_slot_id=pad_slot_id, single=single)
+    else:
+        launch.chunked(operands, arch, chunks, chunk_states, softplus, dt_limit, pad_slot_id, asked.kernels)
 
 
 def _packed_row(
@@ -139,10 +138,11 @@ def _packed_row(
     z: Tensor | None,
     dt_bias: Tensor | None,
     out: Tensor,
+    *states: Tensor | None,
 ) -> Operands:
-    """Packed tokens as one row of a batch."""
+    """Packed tokens as one row of a batch; `states` are the other operands."""
     gate = None if z is None else z[None]
-    return Operands(x[None], dt[None], A, B[None], C[None], _per_channel(D, p), gate, dt_bias, out[None])
+    return Operands(x[None], dt[None], A, B[None], C[None], _per_channel(D, p), gate, dt_bias, out[None], *states)
 
 
 def _per_channel(D: Tensor | None, p: Problem) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Around one launch of a kernel: which kernel the tensors need, and the views that it takes."""
+"""Around the launches of a call: which kernels the tensors need, and the views and the workspace that these take."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from .compile import compiled
+from .device import MULTIPROCESSORS
 from .errors import UnsupportedError
 from .kernels.dims import MAX_SIZE, VECTOR_BYTES, Recurrence, has_f32x2
+from .kernels.sm100.config import Chunked
+from .plan import Chunks
 
 _DTYPES = {
     torch.float32: "float32",
@@ -45,6 +48,7 @@ class Operands(NamedTuple):
         return self.x.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
 
 
+_BEHIND_FINAL = Operands._fields.index("final") + 1
 ROWS = ("x", "B", "C", "z", "y", "initial", "final")  # read and written in whole vectors
 
 
@@ -64,6 +68,96 @@ def recurrence(
     if odd:
         operands = operands._replace(**{name: _dense_last(getattr(operands, name)) for name in odd})
     compiled(kernel, arch)(*operands, *dt_limit, pad_slot_id)
+
+
+def chunked(
+    operands: Operands,
+    arch: str,
+    chunks: Chunks,
+    chunk_states: Tensor | None = None,
+    softplus: bool = False,
+    dt_limit: tuple[float, float] = (-float("inf"), float("inf")),
+    pad_slot_id: int = -1,
+    remembered: dict[Any, Any] | None = None,
+) -> None:
+    """Runs the chunked kernels on the current stream, as planned. `chunk_states` (rows, nheads, headdim, dstate) is
+    written where the plan has them. `remembered` is for calls that differ in nothing but in whether they want states.
+    """
+    if operands.num_seqs == 0:
+        return
+    wanted = (operands.final is None, chunk_states is None)
+    found = None if remembered is None else remembered.get(wanted)
+    if found is None:
+        states = None if chunk_states is None else chunk_states.dtype
+        positive = dt_limit[1] >= 0 and (softplus or dt_limit[0] >= 0)
+        kernels, odd = _chunked(_geometries(operands), chunks[:4], states, softplus, positive)
+        found = compiled(kernels, arch), odd, _multiprocessors(operands.x.device, arch)
+        if remembered is not None:
+            remembered[wanted] = found
+    function, odd, ctas = found
+    if odd:
+        operands = operands._replace(**{name: _dense_strides(getattr(operands, name)) for name in odd})
+    workspace = torch.empty(chunks.workspace_bytes, dtype=torch.uint8, device=operands.x.device)
+    function(
+        *operands[:_BEHIND_FINAL], chunk_states, *operands[_BEHIND_FINAL:], workspace, chunks.tiles, *dt_limit,
+        pad_slot_id, ctas,
+    )  # fmt: skip
+
+
+def chunked_kernels(operands: Operands, chunks: Chunks, *, softplus: bool) -> Chunked:
+    """The kernels that these tensors need where the plan is `chunks` and dt has no negative limit."""
+    return _chunked(_geometries(operands), chunks[:4], None, softplus, True)[0]
+
+
+def _multiprocessors(device: torch.device, arch: str) -> int:
+    """CTAs that run at a time."""
+    if device.type != "cuda":
+        return MULTIPROCESSORS[arch]
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache(maxsize=4096)
+def _chunked(
+    geometries: tuple[Any, ...],
+    choice: tuple[int, int, str, int],
+    states: torch.dtype | None,
+    softplus: bool,
+    positive_steps: bool,
+) -> tuple[Chunked, tuple[str, ...]]:
+    """The kernels, and the operands with strides that no element needs and that the kernels do not take."""
+    o = _named(geometries)
+
+    def name(operand: str) -> str | None:
+        geometry = o[operand]
+        return None if geometry is None else geometry.name
+
+    x, B, dt, D = o["x"], o["B"], o["dt"], o["D"]
+    assert x is not None and B is not None and dt is not None
+    state_heads, scan_heads, local, chunk_tiles = choice
+    kernels = Chunked(
+        headdim=x.shape[-1],
+        dstate=B.shape[-1],
+        dtype=x.name,
+        dt=dt.name,
+        A=name("A"),
+        dt_bias=name("dt_bias"),
+        softplus=softplus,
+        D=name("D"),
+        channel_D=D is not None and D.strides[-1] != 0,
+        z=o["z"] is not None,
+        initial=name("initial"),
+        final=name("final"),
+        offsets=name("offsets"),
+        slots=name("slots"),
+        flags=o["flags"] is not None,
+        local=local,
+        state_heads=state_heads,
+        scan_heads=scan_heads,
+        chunk_tiles=chunk_tiles,
+        chunk_states=None if states is None else _DTYPES[states],
+        positive_steps=positive_steps and o["A"] is not None,
+    )
+    return kernels, tuple(operand for operand in ROWS if (row := o[operand]) is not None and row.has_odd_strides)
 
 
 def recurrence_kernel(operands: Operands, arch: str, *, softplus: bool, single: bool) -> Recurrence:
@@ -94,6 +188,12 @@ class _Geometry(NamedTuple):
         item = self.dtype.itemsize
         pitches = (stride for stride, size in zip(self.strides[:-1], self.shape, strict=False) if size > 1)
         return not self.misalignment and not any(pitch * item % VECTOR_BYTES for pitch in pitches)
+
+    @property
+    def has_odd_strides(self) -> bool:
+        """Whether some stride is no multiple of 16 bytes: where all rows are aligned, in a dimension of one element,
+        for which torch allows any."""
+        return any(stride * self.dtype.itemsize % VECTOR_BYTES for stride in self.strides[:-1])
 
 
 def _geometries(operands: Operands) -> tuple[Any, ...]:
@@ -216,6 +316,12 @@ def per_head(tensor: Tensor, rank: int) -> Tensor | None:
             return None
         tensor = tensor[..., 0]
     return tensor
+
+
+def _dense_strides(tensor: Tensor) -> Tensor:
+    """With stride 0 in the dimensions of one element, but for the last dimension."""
+    strides = (0 if size == 1 else stride for size, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False))
+    return tensor.as_strided(tensor.shape, (*strides, 1))
 
 
 def _dense_last(tensor: Tensor) -> Tensor:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from . import launch
-from .device import KNOWN_ARCHS
+from .compile import Configuration
+from .device import KNOWN_ARCHS, Device
 from .errors import ShapeError
-from .kernels.dims import Recurrence
 from .launch import Operands
+from .plan import Chunks, plan
+from .problem import Problem
 
 
 class Model(NamedTuple):
@@ -54,12 +56,17 @@ MODELS = {
 }
 
 
-def kernels(model: str, arch: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Recurrence]:
+# Tokens of a prefill whose plans are asked for their kernels.
+LENGTHS = tuple(2**n for n in range(18))
+
+
+def kernels(model: str, arch: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Configuration]:
     """What the mixers of `model` ask for on `arch`, by what it is for.
 
     Inputs in `dtype`, A, D and dt_bias in fp32, the state in fp32, softplus, no z (the gate of these models comes
     after their norm): prefill of a batch with and without an initial state, packed prefill on a pool, and the decode
-    step on a batch's states and on a pool's slots.
+    step on a batch's states and on a pool's slots. Where prefill runs on the chunked kernels, also those for each
+    number of heads to a work item that some length asks for.
     """
     if model not in MODELS:
         raise ShapeError(f"model is {model!r}, expected one of {', '.join(MODELS)}.")
@@ -88,10 +95,27 @@ def kernels(model: str, arch: str, dtype: torch.dtype = torch.bfloat16) -> dict[
         "decode": (decode, True),
         "decode on a pool": (decode._replace(slots=index), True),
     }
-    return {
+    found: dict[str, Configuration] = {
         purpose: launch.recurrence_kernel(given, arch, softplus=True, single=single)
         for purpose, (given, single) in operands.items()
     }
+    for chunks in _chunks(m, arch, dtype):
+        for purpose, (given, single) in operands.items():
+            if not single:
+                name = f"{purpose}, tiles of {chunks.scan_heads} head(s)"
+                found[name] = launch.chunked_kernels(given, chunks, softplus=True)
+    return found
+
+
+def _chunks(m: Model, arch: str, dtype: torch.dtype) -> list[Chunks]:
+    """How the chunked kernels run a prefill of LENGTHS tokens, once for each number of heads to an item."""
+    found: dict[int, Chunks] = {}
+    for seqlen in LENGTHS:
+        problem = Problem("mamba_chunk_scan_combined", 1, seqlen, *m, dtype, torch.float32)
+        chunks = plan(problem, Device.from_arch(arch)).chunks
+        if chunks is not None:
+            found.setdefault(chunks.scan_heads, chunks)
+    return [found[heads] for heads in sorted(found)]
 
 
 def warm_up(model: str, arch: str, dtype: torch.dtype = torch.bfloat16, jobs: int = 2) -> dict[str, str]:
@@ -115,7 +139,7 @@ def warm_up(model: str, arch: str, dtype: torch.dtype = torch.bfloat16, jobs: in
     return outcome
 
 
-def _compile(kernel: Recurrence, arch: str) -> None:
+def _compile(kernel: Configuration, arch: str) -> None:
     from .compile import compiled
 
     compiled(kernel, arch)

@@ -7,7 +7,7 @@ inside `cute_ssd.emulate()`. Optional outputs are empty tensors.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from . import cpu, cpu_decode, problem
 from .device import Device, emulated_arch
 from .errors import ShapeError, UnsupportedError
+from .kernels.dims import VECTOR_BYTES
 from .plan import Plan, plan, require_support
 from .problem import Problem
 from .sequences import Sequences, chunk_ends, from_offsets, live_slots, of_batch, whole_rows
@@ -57,15 +58,19 @@ def _register(
     name: str,
     cpu_impl: Callable[..., Any],
     fake_impl: Callable[..., Any],
-    asked: Callable[..., tuple[Problem, Plan]],
+    asked: Callable[..., "Asked"],
 ) -> None:
     """The implementation for the GPU is the function of that name in `gpu.py`; `asked` gives it the plan."""
 
-    def on_gpu(*args: Any) -> Any:
+    @functools.cache
+    def implementation() -> Callable[..., Any]:
         from . import gpu
 
-        _, how = asked(*args)
-        return getattr(gpu, name)(how, *args)
+        found: Callable[..., Any] = getattr(gpu, name)
+        return found
+
+    def on_gpu(*args: Any) -> Any:
+        return implementation()(asked(*args), *args)
 
     @functools.wraps(cpu_impl)
     def on_cpu(*args: Any) -> Any:
@@ -81,23 +86,46 @@ def _register(
     torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
 
 
-_ASKED: dict[Any, tuple[Problem, Plan]] = {}
+class Asked(NamedTuple):
+    """What an eager call asks for, how it runs, and what its launches remember for the next one like it."""
+
+    problem: Problem
+    plan: Plan
+    spans: dict[int, int]  # bytes from the first to the last element of arguments with memory, by their numbers
+    kernels: dict[Any, Any]
+
+    def refuse_overlap(self, args: tuple[Any, ...], *written: tuple[str, int]) -> None:
+        """As the function of this name, for arguments `written` (names and numbers) and all others."""
+        places = [(args[number].data_ptr(), span) for number, span in self.spans.items()]
+        for name, number in written:
+            low = args[number].data_ptr()
+            high = low + self.spans.get(number, 0)
+            if len([low for start, span in places if start < high and low < start + span]) > 1:  # with itself
+                raise ShapeError(_OVERLAP.format(name))
 
 
-def _asked(describe: Callable[..., Problem], *args: Any) -> tuple[Problem, Plan]:
+_OVERLAP = "{} shares memory with an input, expected memory of its own; pass a fresh tensor."
+_ASKED: dict[Any, Asked] = {}
+
+
+def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any) -> Asked:
     """The problem and plan of an eager call, remembered by all that the checks see of its arguments: they would be a
-    quarter of what a small call costs beside its arithmetic."""
+    quarter of what a small call costs beside its arithmetic. `names` are those of the arguments."""
     key = (
         describe,
         emulated_arch(),
-        *[(t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else t for t in args],
+        *[
+            (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() % VECTOR_BYTES) if isinstance(t, Tensor) else t
+            for t in args
+        ],
     )
     found = _ASKED.get(key)
     if found is None:
         if len(_ASKED) >= 1024:  # lengths that never come again
             _ASKED.clear()
-        problem = describe(*args)
-        _ASKED[key] = found = problem, plan(problem, Device.of(args[0].device))
+        asked = problem.with_layout(describe(*args), dict(zip(names, args, strict=True)))
+        spans = {n: _span(t)[1] - _span(t)[0] for n, t in enumerate(args) if isinstance(t, Tensor) and t.numel()}
+        _ASKED[key] = found = Asked(asked, plan(asked, Device.of(args[0].device)), spans, {})
     return found
 
 
@@ -203,7 +231,7 @@ def _whole_rows(batch: int, seqlen: int) -> _RowStates:
 
 def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
-    p, how = _asked_scan(*args)
+    p, how, *_ = _asked_scan(*args)
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     rows = _row_states(p, seq_idx, cu_seqlens)
     sequences = rows.sequences
@@ -267,7 +295,7 @@ def _chunk_scan_backward_cpu(
 ) -> tuple[Tensor, ...]:
     from .cpu_backward import Gradients, scan_backward
 
-    p, how = _asked(_scan_problem, *inputs)
+    p, how, *_ = _asked(_scan_problem, _SCAN_NAMES[:16], *inputs)
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     scan_inputs = _scan_inputs(p, *inputs)
     rows = _row_states(p, seq_idx, cu_seqlens)
@@ -336,12 +364,20 @@ def _backward(ctx: Any, dy: Tensor, dfinal: Tensor | None, dvarlen: Tensor | Non
     return (*(None if t is None else grad for grad, t in wanted), *(None,) * 9)
 
 
-def _asked_scan(*args: Any) -> tuple[Problem, Plan]:
-    return _asked(_scan_problem, *args[:16], *args[17:])
+def _argument_names(name: str) -> tuple[str, ...]:
+    return tuple(argument.name for argument in getattr(torch.ops.cute_ssd, name).default._schema.arguments)
 
 
-def _asked_backward(*args: Any) -> tuple[Problem, Plan]:
-    return _asked(_scan_problem, *args[3:])
+_SCAN_NAMES = _argument_names("chunk_scan")
+_SCAN_NAMES = (*_SCAN_NAMES[:16], *_SCAN_NAMES[17:])
+
+
+def _asked_scan(*args: Any) -> Asked:
+    return _asked(_scan_problem, _SCAN_NAMES, *args[:16], *args[17:])
+
+
+def _asked_backward(*args: Any) -> Asked:
+    return _asked(_scan_problem, _SCAN_NAMES[:16], *args[3:])
 
 
 _register("chunk_scan", _chunk_scan_cpu, _chunk_scan_fake, _asked_scan)
@@ -382,12 +418,13 @@ def _keywords(settings: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _varlen_problem(*args: Any) -> Problem:
-    *tensors, initial_states, cu_chunk_seqlens, _, _, state_dtype, out = args
+    *tensors, initial_states, cu_chunk_seqlens, _, return_chunk_states, state_dtype, out = args
     return problem.varlen(
         *tensors[:6],
         **_keywords(tuple(tensors[6:])),
         initial_states=initial_states,
         out=out,
+        return_chunk_states=return_chunk_states,
         state_dtype=state_dtype,
         cu_chunk_seqlens=cu_chunk_seqlens,
     )
@@ -404,7 +441,7 @@ def _varlen_outputs(p: Problem, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    p, how = _asked(_varlen_problem, *args)
+    p, how, *_ = _asked_varlen(*args)
     query_start_loc, out = args[5], args[-1]
     initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states = args[-6:-2]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
@@ -451,7 +488,7 @@ def _inplace_problem(*args: Any) -> Problem:
 
 
 def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
-    p, how = _asked(_inplace_problem, *args)
+    p, how, *_ = _asked_inplace(*args)
     x, dt, A, B, C, ssm_pool, cache_indices, query_start_loc, has_initial_state, pad_slot_id = args[:10]
     out = args[-1]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
@@ -484,7 +521,7 @@ def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
 
 
 def _selective_state_update_cpu(*args: Any) -> None:
-    p, how = _asked(problem.state_update, *args)
+    p, how, *_ = _asked_update(*args)
     state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, out = args
     slots = None
     if state_batch_indices is not None:
@@ -505,9 +542,7 @@ def refuse_overlap(name: str, out: Tensor, inputs: tuple[Any, ...]) -> None:
             low, high = _span(tensor)
             first, last = _span(out)
             if low < last and first < high:
-                raise ShapeError(
-                    f"{name} shares memory with an input, expected memory of its own; pass a fresh tensor."
-                )
+                raise ShapeError(_OVERLAP.format(name))
 
 
 _share_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
@@ -518,9 +553,12 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
-for _name, _cpu, _fake, _describe in (
-    ("chunk_scan_varlen", _chunk_scan_varlen_cpu, _chunk_scan_varlen_fake, _varlen_problem),
-    ("chunk_scan_varlen_inplace", _chunk_scan_varlen_inplace_cpu, _chunk_scan_varlen_inplace_fake, _inplace_problem),
-    ("selective_state_update", _selective_state_update_cpu, _selective_state_update_fake, problem.state_update),
+_asked_varlen = functools.partial(_asked, _varlen_problem, _argument_names("chunk_scan_varlen"))
+_asked_inplace = functools.partial(_asked, _inplace_problem, _argument_names("chunk_scan_varlen_inplace"))
+_asked_update = functools.partial(_asked, problem.state_update, _argument_names("selective_state_update"))
+for _name, _cpu, _fake, _how in (
+    ("chunk_scan_varlen", _chunk_scan_varlen_cpu, _chunk_scan_varlen_fake, _asked_varlen),
+    ("chunk_scan_varlen_inplace", _chunk_scan_varlen_inplace_cpu, _chunk_scan_varlen_inplace_fake, _asked_inplace),
+    ("selective_state_update", _selective_state_update_cpu, _selective_state_update_fake, _asked_update),
 ):
-    _register(_name, _cpu, _fake, functools.partial(_asked, _describe))
+    _register(_name, _cpu, _fake, _how)

@@ -41,6 +41,10 @@ class Problem(NamedTuple):
     initial_states: bool = False
     pool: bool = False
     decode: bool = False
+    seq_idx: bool = False
+    chunk_states: str = "none"  # none, spaced (after every chunk_size tokens), own (at cu_chunk_seqlens)
+    refused: tuple[str, ...] = ()  # what no GPU kernel takes of the tensors
+    misaligned: tuple[str, ...] = ()  # tensors whose rows do not all start at multiples of 16 bytes
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -62,7 +66,8 @@ class Problem(NamedTuple):
             size = f"{self.num_seqs} packed sequence(s), {self.seqlen} tokens"
         flags = [f"dt {self.dt}"] if self.dt != "none" else ["log_decay"]
         flags += [f"D per {self.D}"] if self.D != "none" else []
-        flags += [name for name in ("z", "initial_states", "pool") if getattr(self, name)]
+        flags += [name for name in ("z", "initial_states", "pool", "seq_idx") if getattr(self, name)]
+        flags += [f"chunk states {self.chunk_states}"] if self.chunk_states != "none" else []
         return (
             f"{size}, nheads {self.nheads}, headdim {self.headdim}, ngroups {self.ngroups}, dstate {self.dstate}, "
             f"{checks.short(self.dtype)} inputs, {checks.short(self.state_dtype)} state, {', '.join(flags)}"
@@ -129,6 +134,7 @@ def chunk_scan(
         _d_kind(D),
         z is not None,
         initial_states is not None,
+        seq_idx=seq_idx is not None,
     )
 
 
@@ -175,8 +181,14 @@ def varlen(
         checks.floating("initial_states", initial_states, x, ("num_seqs", *_STATE), sizes)
     if cu_chunk_seqlens is not None:
         checks.offsets("cu_chunk_seqlens", cu_chunk_seqlens, x)
-    dtype = checks.returned_dtype(state_dtype, x)
-    return problem._replace(initial_states=initial_states is not None, state_dtype=dtype)
+    wanted = "none"
+    if return_chunk_states or cu_chunk_seqlens is not None:
+        wanted = "spaced" if cu_chunk_seqlens is None else "own"
+    return problem._replace(
+        initial_states=initial_states is not None,
+        state_dtype=checks.returned_dtype(state_dtype, x),
+        chunk_states=wanted,
+    )
 
 
 def varlen_inplace(
@@ -268,6 +280,48 @@ def state_update(
         state_batch_indices is not None,
         True,
     )
+
+
+# What kernels read and write by rows, and the parameters of heads and tokens.
+_ROW_TENSORS = ("x", "B", "C", "z", "out", "initial_states", "ssm_pool", "state")
+_PARAMETERS = ("dt", "A", "log_decay", "D", "dt_bias", "initial_states")
+_PER_HEAD = {"dt": 2, "A": 1, "dt_bias": 1}  # dimensions in which a decode step may vary
+
+
+def with_layout(problem: Problem, tensors: dict[str, Any]) -> Problem:
+    """Adds what a GPU kernel has to know of the tensors' dtypes and of where they lie, by their names in the public
+    functions. Not for symbolic sizes: it reads strides and addresses."""
+    given = {name: t for name, t in tensors.items() if isinstance(t, Tensor)}
+    refused = []
+    for name in _PARAMETERS:
+        if name in given and given[name].dtype.itemsize > 4 >= problem.dtype.itemsize:
+            refused.append(f"{name} is {checks.short(given[name].dtype)}, expected float32, bfloat16 or float16")
+    rows = {name: given[name] for name in _ROW_TENSORS if name in given}
+    for name, t in rows.items():
+        if t.shape[-1] > 1 and t.stride(-1) != 1:
+            refused.append(f"the last dimension of {name} has stride {t.stride(-1)}, expected 1")
+    if problem.decode:
+        for name, rank in _PER_HEAD.items():
+            if name in given and _varies_inside_a_head(given[name], rank):
+                refused.append(
+                    f"{name} must have one value for each head: pass (…, nheads) tensors, or expand them (stride 0) "
+                    "over headdim and dstate"
+                )
+    misaligned = tuple(name for name, t in rows.items() if not _is_aligned(t))
+    return problem._replace(refused=tuple(refused), misaligned=misaligned)
+
+
+def _varies_inside_a_head(tensor: Tensor, rank: int) -> bool:
+    inner = zip(tensor.shape[rank:], tensor.stride()[rank:], strict=True)
+    return any(size > 1 and stride != 0 for size, stride in inner)
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    """Whether every row starts at a multiple of 16 bytes."""
+    item = tensor.dtype.itemsize
+    start = tensor.storage_offset() * item if tensor.device.type == "meta" else tensor.data_ptr()
+    pitches = zip(tensor.stride()[:-1], tensor.shape, strict=False)
+    return not start % 16 and not any(size > 1 and stride * item % 16 for stride, size in pitches)
 
 
 def with_heads(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import reference
 from .api import ssd_chunk_scan
+from .emulator import emulate
 from .errors import ShapeError
 from .info import unsupported
 
@@ -115,18 +116,26 @@ def compare(out: Tensor, ref: Tensor, atol: float, rtol: float) -> tuple[float, 
     return float(error.max()), float((error <= atol + rtol * ref.abs()).float().mean(dtype=torch.float64))
 
 
-def check(chosen: list[Case], device: str = "cpu", seed: int = 0) -> Iterator[Outcome]:
-    """Runs the cases one by one. A case that raises has failed; the next one runs all the same."""
+def check(chosen: list[Case], device: str = "cpu", seed: int = 0, sanitize: bool = False) -> Iterator[Outcome]:
+    """Runs the cases one by one. A case that raises has failed; the next one runs all the same. `device` is a torch
+    device, or the architecture of an emulated GPU ("sm_100a") with `seed` also the seed of its schedule; there is no
+    time to measure on it, but with `sanitize` it looks for races."""
     for case in chosen:
         with nvtx.annotate(f"case {case.case}", domain="cute_ssd"):
-            yield _check(case, device, seed)
+            yield _check(case, device, seed, sanitize)
 
 
-def _check(case: Case, device: str, seed: int) -> Outcome:
+def _check(case: Case, device: str, seed: int, sanitize: bool) -> Outcome:
     named = (case.case, case.batch, case.seqlen, device)
+    us: float | None = None
     try:
-        arguments = inputs(case, seed, device)
-        outputs, us = _timed(arguments, device)
+        if device.startswith("sm_"):
+            arguments = inputs(case, seed)
+            with emulate(device, seed=seed, sanitize=sanitize):
+                outputs = _call(arguments)
+        else:
+            arguments = inputs(case, seed, device)
+            outputs, us = _timed(arguments, device)
         pairs = zip(outputs, expected(arguments), strict=True)
         found = [compare(out, ref, case.atol, case.rtol) for out, ref in pairs]
     except Exception as error:
@@ -137,16 +146,21 @@ def _check(case: Case, device: str, seed: int) -> Outcome:
     return Outcome(*named, us, worst, matched, matched >= REQUIRED_MATCH)
 
 
+def _call(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    y, states = ssd_chunk_scan(**arguments, return_final_states=True, state_dtype=torch.bfloat16)
+    return y, states
+
+
 def _timed(arguments: dict[str, Any], device: str) -> tuple[tuple[Tensor, Tensor], float]:
     """The outputs and the median time in µs of a few calls after a warm-up."""
 
-    def call() -> Any:
-        result = ssd_chunk_scan(**arguments, return_final_states=True, state_dtype=torch.bfloat16)
+    def call() -> tuple[Tensor, Tensor]:
+        result = _call(arguments)
         if device != "cpu":
             torch.cuda.synchronize()
         return result
 
-    outputs: tuple[Tensor, Tensor] = call()
+    outputs = call()
     seconds: list[float] = []
     while len(seconds) < RUNS and sum(seconds) < SECONDS:
         start = time.perf_counter()

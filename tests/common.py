@@ -1,11 +1,14 @@
 """Inputs as models have them, and the measure of error."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cute_ssd import reference
+
+_recurrence = reference.recurrence
 
 SHAPES = [
     # batch, seqlen, nheads, headdim, ngroups, dstate
@@ -19,20 +22,38 @@ SHAPES = [
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
+class Sizes(NamedTuple):
+    """Of inputs whose test does not mind."""
+
+    headdim: int
+    dstate: int
+    dtype: torch.dtype
+
+
+SIZES = SMALL = Sizes(8, 16, torch.float32)
+TILES = Sizes(64, 64, torch.bfloat16)  # that the chunked kernels take
+
+
+def states(count: int, device: str = "cpu") -> Tensor:
+    """Of as many sequences, for the inputs of a test that does not mind their sizes."""
+    return torch.randn(count, 4, SIZES.headdim, SIZES.dstate, device=device)
+
+
 def inputs(
     batch: int = 2,
     seqlen: int = 100,
     nheads: int = 4,
-    headdim: int = 8,
+    headdim: int | None = None,
     ngroups: int = 2,
-    dstate: int = 16,
-    dtype: torch.dtype = torch.float32,
+    dstate: int | None = None,
+    dtype: torch.dtype | None = None,
     device: str = "cpu",
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """x, dt, A, B, C of `mamba_chunk_scan_combined`: A in [-16, -1] and dt log-uniform in [0.001, 0.1], as Mamba-2
     initialises them; raw dt and dt_bias that softplus turns into such steps are made by `raw_steps`."""
     g = torch.Generator().manual_seed(seed)
+    headdim, dstate, dtype = headdim or SIZES.headdim, dstate or SIZES.dstate, dtype or SIZES.dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
     def normal(*shape: int) -> Tensor:
@@ -66,6 +87,45 @@ def extras(made: dict[str, Tensor], D_per_channel: bool = False, seed: int = 1) 
         "dt_softplus": True,
         "dt_limit": (0.002, 0.09),
     }
+
+
+def eager_tiles(dtype: torch.dtype, tile: int = 128) -> Callable[..., tuple[Tensor, Tensor]]:
+    """In place of `reference.recurrence` in fp32: the chunked algorithm as eager torch computes it in `dtype`, whose
+    matrix products round their operands and their results to it. Decays, sums and the state between tiles stay fp32.
+    """
+
+    def near(t: Tensor) -> Tensor:
+        return t.to(dtype).float()
+
+    def recurrence(
+        x: Tensor, scale: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, state: Tensor,
+        D: Tensor | None = None, z: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if x.dtype != torch.float32:
+            return _recurrence(x, scale, log_decay, B, C, state, D, z)
+        heads = x.shape[2] // B.shape[2]
+        B, C = B.repeat_interleave(heads, 2), C.repeat_interleave(heads, 2)
+        parts = [x[:, :0]]
+        for low in range(0, x.shape[1], tile):
+            x_t, s_t, a_t, B_t, C_t = (t[:, low : low + tile] for t in (x, scale, log_decay, B, C))
+            before = torch.ones(x_t.shape[1], x_t.shape[1], dtype=torch.bool).tril(-1)[None, :, :, None]
+            segments = torch.where(before, a_t[:, :, None], 0.0).cumsum(1)  # (batch, i, j, H): sums over (j, i]
+            decay = torch.where(before.transpose(1, 2), 0.0, segments.exp())
+            scores = near(torch.einsum("bihn,bjhn->bijh", near(C_t), near(B_t)))
+            own = near(torch.einsum("bijh,bjhp->bihp", near(scores * decay * s_t[:, None]), near(x_t)))
+            come = near(torch.einsum("bihn,bhpn->bihp", near(C_t), near(state)))
+            parts.append(own + come * a_t.cumsum(1).exp()[..., None])
+            steps = near(x_t * (s_t * segments[:, -1].exp())[..., None])
+            leave = near(torch.einsum("bjhp,bjhn->bhpn", steps, near(B_t)))
+            state = state * a_t.sum(1).exp()[..., None, None] + leave
+        y = torch.cat(parts, 1)
+        if D is not None:
+            y = y + x * (D[:, None] if D.ndim == 1 else D)
+        if z is not None:
+            y = y * torch.nn.functional.silu(z)
+        return y, state
+
+    return recurrence
 
 
 def packed(made: dict[str, Any]) -> dict[str, Any]:

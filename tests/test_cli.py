@@ -116,6 +116,23 @@ def test_check_json_has_no_nan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 @pytest.mark.usefixtures("short_suite")
+def test_check_on_the_emulator(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The kernels' own numbers; there is no time to show. `--sanitize` and the seed reach the emulator."""
+    pytest.importorskip("cutlass")
+    sessions = []
+    real = suite.emulate
+    monkeypatch.setattr(suite, "emulate", lambda arch, **how: sessions.append((arch, how)) or real(arch, **how))
+    assert main(["check", "--emulate", "--sanitize", "--seed", "1", "--case", "3", "--case", "8"]) == 0
+    _, *rows, summary = capsys.readouterr().out.splitlines()
+    assert [row.split()[3:5] for row in rows] == [["sm_100a", "-"]] * 2 and all(row.endswith("pass") for row in rows)
+    assert summary == "2 of 2 cases passed on sm_100a"
+    assert sessions == [("sm_100a", {"seed": 1, "sanitize": True})] * 2
+    assert main(["check", "--emulate", "--arch", "cpu"]) == 2
+    assert "arch is 'cpu', expected a GPU architecture" in capsys.readouterr().err
+    assert main(["check", "--emulate", "--arch", "sm_1"]) == 2
+
+
+@pytest.mark.usefixtures("short_suite")
 def test_check_says_which_device_it_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,8 +246,12 @@ def test_explain_for_a_gpu(arch: str, function: str, capsys: pytest.CaptureFixtu
     assert main(["explain", "--function", function, "--arch", arch]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{function} on {arch}\n")
-    reason = "a decode step reads and writes each state once" if "update" in function else "token by token"
-    assert f"backend   recurrence: {reason}" in out
+    if "update" in function:
+        assert "backend   recurrence: a decode step reads and writes each state once" in out
+    elif arch == "sm_80":
+        assert "backend   recurrence: token by token" in out
+    else:
+        assert "backend   chunked: 2048 token(s) a sequence" in out and "kernel    chunk_scan: " in out
 
 
 def test_compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +262,11 @@ def test_compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6 and all(line.endswith("  compiled") for line in lines)
     assert lines[0].startswith("prefill ") and lines[-1].startswith("decode on a pool ")
+    monkeypatch.setattr(compiler, "is_cached", lambda kernel, arch: True)
+    assert main(["compile", "--model", "nemotron-nano-9b-v2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    tiled = [line for line in lines if " tiles of " in line]
+    assert len(lines) == 6 + len(tiled) and len(tiled) == 4 * 4  # 1, 2, 4 and 8 heads for each kind of prefill
     monkeypatch.setattr(models, "warm_up", lambda *arguments: {"prefill": "compiled", "decode": "failed: no room"})
     assert main(asked) == 1
     assert capsys.readouterr().out.splitlines()[1].split(maxsplit=1) == ["decode", "failed: no room"]
@@ -322,7 +348,7 @@ def test_bench_measures_every_goal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(bench, "DECODE", (2, 4, 8, 16))
     assert main(["bench", "--cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["figures"]
-    assert [f["goal"] for f in found] == [8.0, 3.0, 0.5, 1.3, 2.0, 1.15, 1.5, 1.5, 1.5, 0.4, 40.0]
+    assert [f["goal"] for f in found] == [8.0, 3.0, 0.5, 1.3, 2.0, 1.15, 1.5, 1.5, 1.5, 0.4, 40.0, 30.0]
     assert all(f["value"] is None or f["value"] > 0 or f["unit"] == "us" for f in found)
 
 

@@ -15,6 +15,8 @@ import cute_ssd
 from cute_ssd import compile as compiler
 from cute_ssd import launch, models
 from cute_ssd.kernels.dims import Recurrence
+from cute_ssd.kernels.resources import kernel_resources
+from cute_ssd.kernels.sm100.config import Chunked
 
 pytest.importorskip("cutlass")
 
@@ -36,6 +38,27 @@ SMALL = Recurrence(
     single=True,
     aligned=True,
     f32x2=False,
+)
+
+TILES = Chunked(
+    headdim=64,
+    dstate=64,
+    dtype="bfloat16",
+    dt="float32",
+    A="float32",
+    dt_bias=None,
+    softplus=False,
+    D=None,
+    channel_D=False,
+    z=False,
+    initial=None,
+    final="float32",
+    offsets=None,
+    slots=None,
+    flags=False,
+    local="float32",
+    state_heads=2,
+    scan_heads=2,
 )
 
 
@@ -69,6 +92,13 @@ def test_memory_then_disk(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert entries(empty_cache) == [first.directory.name]
 
 
+def test_three_kernels_behind_one_function() -> None:
+    found = compiler.compiled(TILES, "sm_100a")
+    assert found.ptx.count(".visible .entry") == 3 and ".target sm_100a" in found.ptx
+    names = kernel_resources(found.machine_code)
+    assert [name.rstrip("_0123456789") for name in names] == ["chunk_state", "state_passing", "chunk_scan"]
+
+
 def test_key_holds_everything_that_goes_into_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = {compiler._key(SMALL, "sm_90a"), compiler._key(SMALL, "sm_80")}
     keys.add(compiler._key(replace(SMALL, dstate=16), "sm_90a"))
@@ -78,10 +108,15 @@ def test_key_holds_everything_that_goes_into_a_kernel(monkeypatch: pytest.Monkey
         patch.setattr(compiler.metadata, "version", lambda name: "1.0")
         keys.add(compiler._key(SMALL, "sm_90a"))
     with monkeypatch.context() as patch:
-        (tmp_path / "kernels").mkdir()
+        (tmp_path / "kernels" / "sm100").mkdir(parents=True)
         (tmp_path / "kernels" / "recurrence.py").write_text("# another source")
         patch.setattr(compiler, "__file__", str(tmp_path / "compile.py"))
         keys.add(compiler._key(SMALL, "sm_90a"))
+        chunked = {compiler._key(TILES, "sm_100a")}
+        for change in ("# a source of theirs", "# another one"):
+            (tmp_path / "kernels" / "sm100" / "chunked.py").write_text(change)
+            chunked.add(compiler._key(TILES, "sm_100a"))
+        assert len(chunked) == 3 and compiler._key(SMALL, "sm_90a") in keys  # the recurrence has nothing of them
     assert len(keys) == 6
     assert compiler._key(SMALL, "sm_90a") in keys
 
@@ -231,6 +266,6 @@ def test_warm_up_says_what_failed(empty_cache: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(models, "ProcessPoolExecutor", Broken)
     outcome = models.warm_up("nemotron-nano-9b-v2", "sm_100a")
-    assert len(outcome) == 6 and set(outcome.values()) == {"failed: no such arch"}
+    assert len(outcome) > 6 and set(outcome.values()) == {"failed: no such arch"}
     with pytest.raises(cute_ssd.ShapeError, match=r"model is 'gpt-2', expected one of mamba2-130m, .*nano-9b-v2"):
         models.warm_up("gpt-2", "sm_100a")

@@ -362,12 +362,13 @@ def test_the_plan_refuses(sizes: dict[str, Any], reason: str) -> None:
 @pytest.mark.usefixtures("no_kernel")
 def test_what_needs_another_kernel_is_refused() -> None:
     made = inputs(1, 5)
-    with pytest.raises(UnsupportedError, match=r"takes no seq_idx on a GPU.*pass cu_seqlens"):
+    with pytest.raises(UnsupportedError, match=r"seq_idx makes sequences that only the data know \(pass cu_seqlens"):
         scan(made, seq_idx=torch.zeros(1, 5, dtype=torch.int32))
     arguments, _ = prefill()
-    for chunks in ({"return_chunk_states": True}, {"cu_chunk_seqlens": offsets(7, 18, 1)}):
-        with pytest.raises(UnsupportedError, match="returns no chunk states on a GPU yet"):
-            cute_ssd.mamba_chunk_scan_varlen(**arguments, **chunks)
+    with pytest.raises(UnsupportedError, match="chunk states: float32 inputs are never rounded to bfloat16"):
+        cute_ssd.mamba_chunk_scan_varlen(**arguments, return_chunk_states=True)
+    with pytest.raises(UnsupportedError, match="chunk states at cu_chunk_seqlens"):
+        cute_ssd.mamba_chunk_scan_varlen(**arguments, cu_chunk_seqlens=offsets(7, 18, 1))
 
 
 @pytest.mark.usefixtures("no_kernel")
@@ -382,11 +383,18 @@ def test_other_float64_tensors_are_refused() -> None:
         cute_ssd.explain(cute_ssd.selective_state_update, state, **step())
 
 
-def test_a_gradient_is_refused_where_one_would_be_taken(gpu: Report) -> None:
+def test_a_gradient_is_refused_before_the_forward_runs(gpu: Report) -> None:
     made = inputs(1, 3)
     leaf = {**made, "x": made["x"].clone().requires_grad_()}
-    with pytest.raises(UnsupportedError, match=r"no gradient on a GPU yet.*torch\.no_grad\(\), or on CPU tensors\."):
-        scan(leaf)
+    for call in (scan, lambda made: cute_ssd.explain(cute_ssd.mamba_chunk_scan_combined, **made, chunk_size=64)):
+        with pytest.raises(
+            UnsupportedError, match=r"no gradient on a GPU yet.*torch\.no_grad\(\), or on CPU tensors\."
+        ):
+            call(leaf)
+    log_decay = -torch.rand(1, 4, 3).requires_grad_()
+    with pytest.raises(UnsupportedError, match="no gradient on a GPU yet"):
+        cute_ssd.ssd_chunk_scan(made["x"], log_decay, made["B"], made["C"])
+    assert not gpu.launches
     with torch.no_grad():
         y = scan(leaf)
     assert torch.equal(y, scan(made)) and not y.requires_grad
@@ -399,7 +407,8 @@ def test_explain(arch: str) -> None:
     assert scan_plan.backend == "recurrence" and scan_plan.device.arch == arch
     lines = str(scan_plan).splitlines()
     assert lines[0] == f"mamba_chunk_scan_combined on {arch}"
-    assert f"recurrence: token by token, the state in registers; {arch} has no tensor-core kernel" in lines[2]
+    why = "float32 inputs are never rounded" if arch in ("sm_100a", "sm_103a") else f"{arch} has no tensor-core kernel"
+    assert f"recurrence: token by token, the state in registers; {why}" in lines[2]
     state = torch.zeros(3, 4, 8, 16)
     decode = cute_ssd.explain(cute_ssd.selective_state_update, state, **step(), arch=arch)
     assert "recurrence: a decode step reads and writes each state once" in str(decode)

@@ -78,7 +78,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_wheel_holds_the_package_and_its_data(wheel: zipfile.ZipFile) -> None:
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "cute_ssd").rglob("*.py")}
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    kinds = ("data/*.json", "*/README.md", "emulator/shim.c", "emulator/engine/*.cpp", "emulator/engine/*.h")
+    kinds = (
+        "data/*.json",
+        "*/README.md",
+        "emulator/timing/README.md",
+        "emulator/timing/b200/*",
+        "emulator/shim.c",
+        "emulator/engine/*.cpp",
+        "emulator/engine/*.h",
+    )
     data = {str(p.relative_to(ROOT)) for kind in kinds for p in (ROOT / "cute_ssd").glob(kind)}
     assert {"cute_ssd/data/sol_suite.json", "cute_ssd/emulator/README.md"} < data and len(data) > 30
     assert packed == sources | data | {"cute_ssd/py.typed"}

@@ -15,7 +15,7 @@ from cute_ssd import reference
 from cute_ssd.device import Device
 from cute_ssd.plan import plan
 
-from .common import check, extras, inputs, packed
+from .common import check, extras, inputs, packed, states
 
 REPOSITORY = Path(__file__).parents[1]
 NAMES = ("x", "dt", "A", "B", "C")
@@ -32,7 +32,7 @@ def against_recurrence(made: dict[str, Any], **kwargs: Any) -> tuple[Tensor, Ten
     return y, final
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 @pytest.mark.parametrize("A", [-1e6, -3e4])
 def test_huge_decay_is_finite(device: str, A: float) -> None:
     """vllm#37501: rounding made cs_last - cs_k positive, Inf in the state, NaN at decode."""
@@ -41,7 +41,7 @@ def test_huge_decay_is_finite(device: str, A: float) -> None:
     against_recurrence(made)
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 def test_a_huge_step_keeps_the_digits_of_small_ones(device: str) -> None:
     """The fault behind vllm#37501: after one huge step, sums in fp32 have no digits left for the next decays."""
     made = inputs(1, 64, device=device)
@@ -49,7 +49,7 @@ def test_a_huge_step_keeps_the_digits_of_small_ones(device: str) -> None:
     against_recurrence(made)
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 def test_infinite_decay(device: str) -> None:
     """log_decay -inf forgets everything before; it must not become inf - inf."""
     made = inputs(1, 100, device=device)
@@ -62,7 +62,7 @@ def test_infinite_decay(device: str) -> None:
     check(final, true[1], eager[1])
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 def test_growth(device: str) -> None:
     """A above zero lets the state grow; the masked half of the tile then holds the small exponentials."""
     made = inputs(1, 150, device=device)
@@ -71,6 +71,7 @@ def test_growth(device: str) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 @pytest.mark.parametrize("dt", [21.0, 90.0, 200.0, 1e4])
 def test_softplus_is_linear_above_twenty(device: str, dt: float) -> None:
     """TRT-LLM#14652: log(exp(dt) + 1) overflows."""
@@ -81,6 +82,7 @@ def test_softplus_is_linear_above_twenty(device: str, dt: float) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 @pytest.mark.parametrize("dt", [-10.0, -17.0, -30.0, -80.0])
 def test_softplus_far_below_zero(device: str, dt: float) -> None:
     """log(exp(dt) + 1) is exactly 0 below -17; log1p keeps the relative precision."""
@@ -151,7 +153,7 @@ def test_headdim_80(device: str) -> None:
     against_recurrence(inputs(1, 70, 16, 80, 8, 128, device=device))
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 @pytest.mark.parametrize("seqlen", range(1, 9))
 def test_tiny_sequences(device: str, seqlen: int) -> None:
     """fla#88: compile error for L <= 8."""
@@ -234,11 +236,11 @@ def test_slot_offsets_beyond_two_to_the_31(device: str, untouched_memory: None) 
     assert torch.equal(y, cute_ssd.selective_state_update(before, **step)) and torch.equal(pool[2049:], before)
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 def test_initial_states_of_a_single_sequence(device: str) -> None:
     """vllm#22034: ignored when there is one sequence."""
     made = inputs(1, 20, device=device)
-    start = torch.randn(1, 4, 8, 16)
+    start = states(1)
     against_recurrence(made, initial_states=start)
     without = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64)
     assert not torch.equal(cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, initial_states=start), without)
@@ -302,16 +304,17 @@ def test_segments_of_64(device: str) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.emulated("sm_100a:tiles")
 def test_more_than_one_chunk(device: str) -> None:
     """HF#35154, #34817: the cross-chunk state was lost."""
     against_recurrence(inputs(1, 3 * 64 + 5, device=device))
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 def test_repeated_offsets(device: str) -> None:
     """Megatron#3282: repeated trailing offsets; the slot of an empty sequence is untouched (also vllm#37728)."""
     made = packed(inputs(1, 40, device=device))
-    pool = torch.randn(5, 4, 8, 16)
+    pool = states(5)
     before = pool.clone()
     y = cute_ssd.mamba_chunk_scan_varlen_inplace(
         **made,
@@ -337,10 +340,11 @@ def test_packed_documents_do_not_leak(device: str) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 @pytest.mark.parametrize("pad", [-1, 0, 7])
 def test_padding_writes_no_slot(device: str, pad: int) -> None:
     """sglang#36880, #36885, TRT-LLM#13151: padded rows alias a live slot; repeated padding is harmless."""
-    pool = torch.randn(8, 4, 8, 16)
+    pool = states(8)
     before = pool.clone()
     step = {n: t[:, 0] if n != "A" else t for n, t in inputs(4, 1, device=device).items()}
     slots = torch.tensor([3, pad, 5, pad])
@@ -359,6 +363,7 @@ def test_padding_writes_no_slot(device: str, pad: int) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_state_after_the_last_real_token(device: str) -> None:
     """vllm#55178: the state was saved after the padding positions."""
     made = packed(inputs(1, 12, device=device))
@@ -414,6 +419,7 @@ def test_unsupported_architecture_names_what_is_supported() -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_results_are_not_reused_buffers(device: str) -> None:
     """FlashInfer's final states are a cached buffer that the next call overwrites."""
     made = inputs(device=device)

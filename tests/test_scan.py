@@ -93,6 +93,7 @@ def test_state_dtype(device: str, state_dtype: torch.dtype | None) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_returns(device: str) -> None:
     made = inputs(1, 20, device=device)
     offsets = torch.tensor([0, 20], dtype=torch.int64, device=device)
@@ -121,7 +122,7 @@ def test_seq_idx(device: str, full: bool) -> None:
     check(final, f_true, f_eager)
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 @pytest.mark.parametrize("bounds", [[0, 100], [0, 0, 37, 37, 100, 100], [0, 1, 2, 99], [0, 50, 80], [0, 0]])
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_cu_seqlens(device: str, bounds: list[int], with_ids: bool) -> None:
@@ -157,6 +158,7 @@ def test_cu_seqlens(device: str, bounds: list[int], with_ids: bool) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 @pytest.mark.parametrize("seqlen", [0, 1])
 def test_no_and_one_token(device: str, seqlen: int) -> None:
     made = inputs(2, seqlen, device=device)
@@ -215,6 +217,7 @@ def test_strided_states(device: str, order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_inputs_are_not_written(device: str) -> None:
     made = inputs(device=device)
     kwargs = extras(made)
@@ -225,6 +228,7 @@ def test_inputs_are_not_written(device: str) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_repeats_bit_for_bit(device: str) -> None:
     made = inputs(2, 300, dtype=torch.bfloat16, device=device)
     first = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, return_final_states=True)

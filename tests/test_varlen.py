@@ -10,13 +10,13 @@ from torch import Tensor
 import cute_ssd
 from cute_ssd import reference
 
-from .common import DTYPES, check, extras, inputs, packed
+from .common import DTYPES, check, extras, inputs, packed, states
 
 LENGTHS = [[100], [1] * 7, [37, 0, 1, 62], [0, 0, 64, 64, 65, 0], [5, 1, 17, 2], [130, 3, 130, 3]]
 
 
 def problem(
-    lengths: list[int], dtype: torch.dtype = torch.float32, device: str = "cpu", spare: int = 0
+    lengths: list[int], dtype: torch.dtype | None = None, device: str = "cpu", spare: int = 0
 ) -> tuple[dict[str, Any], Tensor]:
     """Arguments of `mamba_chunk_scan_varlen` for sequences of these lengths and `spare` tokens behind them."""
     made = inputs(1, sum(lengths) + spare, dtype=dtype, device=device)
@@ -24,7 +24,7 @@ def problem(
     del more["initial_states"]
     arguments = packed({**made, **more})
     arguments["query_start_loc"] = torch.tensor([0, *lengths], device=device).cumsum(0).int()
-    start = torch.randn(len(lengths), 4, 8, 16, device=device)
+    start = states(len(lengths), device)
     return arguments, start
 
 
@@ -32,7 +32,7 @@ def truth(arguments: dict[str, Any], start: Tensor | None, dtype: torch.dtype = 
     return reference.mamba_chunk_scan_varlen(**arguments, initial_states=start, dtype=dtype)
 
 
-@pytest.mark.emulated("sm_80", "sm_100a")
+@pytest.mark.emulated("sm_80", "sm_100a", "sm_100a:tiles")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_against_recurrence(device: str, lengths: list[int], dtype: torch.dtype) -> None:
@@ -45,7 +45,7 @@ def test_against_recurrence(device: str, lengths: list[int], dtype: torch.dtype)
     assert torch.equal(final[empty], start[empty].to(final.dtype))
 
 
-@pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated("sm_100a", "sm_100a:tiles")
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_one_by_one_bit_for_bit(device: str, lengths: list[int]) -> None:
     """A sequence's bits do not depend on its neighbours, not even on NaN in them."""
@@ -70,6 +70,7 @@ def test_one_by_one_bit_for_bit(device: str, lengths: list[int]) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_rows_behind_the_last_sequence(device: str) -> None:
     arguments, _ = problem([20, 30], device=device, spare=10)
     assert (cute_ssd.mamba_chunk_scan_varlen(**arguments)[50:] == 0).all()
@@ -84,9 +85,10 @@ def test_no_sequences(device: str) -> None:
     arguments, _ = problem([], device=device, spare=5)
     arguments["query_start_loc"] = torch.zeros(1, dtype=torch.int32, device=device)
     y, final, chunks = cute_ssd.mamba_chunk_scan_varlen(**arguments, return_final_states=True, return_chunk_states=True)
-    assert (y == 0).all() and final.shape == (0, 4, 8, 16) and chunks.shape == (0, 4, 8, 16)
+    assert (y == 0).all() and final.shape == chunks.shape == states(0).shape
 
 
+@pytest.mark.emulated("sm_100a:tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("chunk_size", [1, 7, 32, 64, 128, 1000])
 @pytest.mark.parametrize("lengths", [[100], [37, 0, 1, 62], [128, 64, 130]])
@@ -99,7 +101,7 @@ def test_chunk_states(device: str, lengths: list[int], chunk_size: int, dtype: t
         **arguments, initial_states=start, chunk_size=chunk_size, return_final_states=True, return_chunk_states=True
     )
     assert torch.equal(y, plain[0]) and torch.equal(final, plain[1])
-    assert chunks.shape == (sum(lengths) // chunk_size + len(lengths), 4, 8, 16)
+    assert chunks.shape == states(sum(lengths) // chunk_size + len(lengths)).shape
     row, bounds = 0, arguments["query_start_loc"].tolist()
     for s, length in enumerate(lengths):
         for end in [*range(chunk_size, length, chunk_size), *([length] if length else [])]:
@@ -127,13 +129,13 @@ def test_chunk_states_at_own_boundaries(device: str) -> None:
         check(chunks[row : row + 1], truth(cut, start[s : s + 1])[1], truth(cut, start[s : s + 1], torch.float32)[1])
 
 
-@pytest.mark.emulated("sm_103a")
+@pytest.mark.emulated("sm_103a", "sm_100a:tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_pool(device: str, dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
     lengths = [37, 0, 1, 62, 5, 1]
     arguments, _ = problem(lengths, dtype, device)
-    pool = torch.randn(12, 4, 8, 16, device=device).to(pool_dtype)
+    pool = states(12, device).to(pool_dtype)
     slots = torch.tensor([11, 3, 0, 5, -1, 7], dtype=torch.int32, device=device)
     started = torch.tensor([True, True, False, True, True, False], device=device)
     before = pool.clone()
@@ -155,10 +157,11 @@ def test_pool(device: str, dtype: torch.dtype, pool_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_pool_defaults(device: str) -> None:
     """has_initial_state None starts at zero and still writes; a NaN in an unread slot reaches nothing."""
     arguments, _ = problem([10, 20], device=device)
-    pool = torch.full((3, 4, 8, 16), float("nan"), device=device)
+    pool = torch.full_like(states(3, device), float("nan"))
     slots = torch.tensor([2, 0], dtype=torch.int64, device=device)
     y = cute_ssd.mamba_chunk_scan_varlen_inplace(**arguments, ssm_pool=pool, cache_indices=slots)
     expected, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, return_final_states=True)
@@ -166,11 +169,13 @@ def test_pool_defaults(device: str) -> None:
 
 
 @pytest.mark.emulated("sm_100a")
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 def test_strided_pool_and_guard_bands(device: str) -> None:
     """The pool is a slice of a wider buffer (slot pitch); bytes around it stay."""
     arguments, _ = problem([10, 20], device=device)
-    buffer = torch.full((4, 4 * 8 * 16 + 32), 3.0, device=device)
-    pool = buffer[1:, 16:-16].view(3, 4, 8, 16)
+    state = states(1).shape[1:]
+    buffer = torch.full((4, state.numel() + 32), 3.0, device=device)
+    pool = buffer[1:, 16:-16].unflatten(1, state)
     slots = torch.tensor([2, 0], dtype=torch.uint32, device=device)
     cute_ssd.mamba_chunk_scan_varlen_inplace(**arguments, ssm_pool=pool, cache_indices=slots)
     _, final = cute_ssd.mamba_chunk_scan_varlen(**arguments, return_final_states=True)
