@@ -58,8 +58,9 @@ def widen(values: Any) -> Any:
 
 
 def kept(value: Any) -> Any:
-    """An Int32 that the compiler must keep in a register: it would rather compute it again in every turn of a loop."""
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Int32], read_only_args=[value])
+    """An integer that the compiler must keep in a register: it would rather compute it again in each turn of a loop."""
+    kind = type(value)
+    return cute.arch.inline_ptx(f"mov.b{kind.width} {{$w0}}, {{$r0}};", write_only_types=[kind], read_only_args=[value])
 
 
 def softplus(x: Any) -> Any:

@@ -104,7 +104,8 @@ class Simulation {
             if (words.empty()) continue;
             WarpState w;
             w.at = words.data(), w.end = words.data() + words.size();
-            w.instance = number, w.cta = (i32)i / per_cta, w.row = (i32)i, w.partition = (i32)(i % per_cta) % 4;
+            w.instance = number, w.cta = (i32)i / per_cta, w.row = (i32)i;
+            w.partition = (number * per_cta + (i32)i % per_cta) % 4;           // small CTAs spread over all of them
             w.base = w.last = w.mark = time + k.cta_launch;
             w.mark_pc = (i32)(words[0] & ((1u << PC_BITS) - 1));
             w.ready.assign(program.nslots + program.npredicates + 1, 0.0);

@@ -31,7 +31,7 @@ from .pipes import Pipe, Pipes, after_sync, arrive, arrive_after_tensor, arrive_
 from .scaled_rows import rows_of_lane, scale_rows, store_rows
 from .steps import Steps, discretise, load_step
 from .tensor_memory import LANE
-from .tiles import Tile, batched_tile, find_tile, store_tile
+from .tiles import Tile, batched_tile, find_tile, store_tile, tiles_per_row
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
 
@@ -39,6 +39,7 @@ SCALERS, EPILOGUE, MMA, TMA, DECAYS, WARPS = 0, 8, 12, 13, 14, 16  # first warp 
 GROUP = 4  # warps of a warpgroup: each reaches 32 lanes of tensor memory
 T = STATE_TOKENS
 EACH = Q // WARP  # tokens of a lane
+READY, CLEARED = 1, 2  # named barriers; not 0, where the TMA warp may be before the others have seen READY
 COLUMNS = 64  # of an accumulator that a thread of the epilogue holds
 
 
@@ -64,7 +65,8 @@ class Work(NamedTuple):
     first: Any
     end: Any
     step: Any
-    groups: Any  # of heads
+    groups: Any  # of heads; a divisor
+    row_tiles: Any  # of the batch; a divisor
     seqlen: Any
     offsets: Any
 
@@ -145,8 +147,11 @@ class ChunkStateKernel:
         stride = (1, B.stride[1], 64, B.stride[2], B.stride[0])
         view = cute.make_tensor(B.iterator, cute.make_layout(shape, stride=stride))
         load_B = Copies(*self.atom(load, view, self.b_layout(1), (64, T, N // 64)))
-        items = local.shape[0] * (nheads // self.config.state_heads)
-        self.kernel(load_x, load_B, steps, offsets, local, decay, table, seqlen, ngroups).launch(
+        groups = nheads // self.config.state_heads
+        items = local.shape[0] * groups
+        row_tiles = cutlass.max(tiles_per_row(seqlen), 1)
+        divisors = [cute.FastDivmodDivisorV2(n) for n in (groups, nheads // ngroups, row_tiles)]
+        self.kernel(load_x, load_B, steps, offsets, local, decay, table, seqlen, items, *divisors).launch(
             grid=[cutlass.min(items, ctas), 1, 1],
             block=[WARPS * WARP, 1, 1],
             smem=self.sizes.shared_bytes,
@@ -171,44 +176,52 @@ class ChunkStateKernel:
         decay: cute.Tensor,
         table: MaybeTensor,
         seqlen: Int32,
-        ngroups: Int32,
+        items: Int32,
+        groups: cute.FastDivmodDivisorV2,  # of heads
+        heads_per_group: cute.FastDivmodDivisorV2,
+        row_tiles: cute.FastDivmodDivisorV2,
     ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = cute.arch.lane_idx()
         smem = self.allocate()
-        if warp == MMA:
-            self.pipes.initialise(smem.bars)
-            cute.arch.alloc_tmem(self.sizes.tensor_columns, smem.tmem)
-            cute.arch.relinquish_tmem_alloc_permit()
-        if warp == TMA:
-            cpasync.prefetch_descriptor(load_x.atom)
-            cpasync.prefetch_descriptor(load_B.atom)
-        cute.arch.sync_threads()
-        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, smem.tmem)
-        if const_expr(self.sizes.lanes < 128):
-            self.clear_lanes(tmem, warp)
-            cute.arch.sync_threads()
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
-        nheads = decay.shape[1]
-        groups = nheads // self.config.state_heads
-        work = Work(cta, decay.shape[0] * groups, ctas, groups, seqlen, offsets)
-        if warp == TMA:
-            self.load(load_x, load_B, smem, work, nheads // ngroups)
-        if warp == MMA:
-            self.multiply(smem, tmem, work, lane)
-        if warp >= DECAYS:
-            self.decays(steps, decay, table, smem, work, warp - DECAYS, lane)
-        if warp < EPILOGUE:  # noqa: SIM102
-            if warp % GROUP < self.active:
-                self.scale(smem, tmem, work, warp // GROUP, warp % GROUP, lane)
-        if (warp >= EPILOGUE) & (warp < EPILOGUE + self.active):
-            self.store(local, smem, tmem, work, warp - EPILOGUE, lane)
+        work = Work(cta, items, ctas, groups, row_tiles, seqlen, offsets)
+        if warp == TMA:  # before the others, whose mbarriers it initialises, and tensor memory are ready
+            cpasync.prefetch_descriptor(load_x.atom)
+            cpasync.prefetch_descriptor(load_B.atom)
+            self.pipes.initialise(smem.bars)
+            cute.arch.sync_warp()
+            cute.arch.barrier_arrive(barrier_id=READY, number_of_threads=WARPS * WARP)
+            self.depend()
+            self.load(load_x, load_B, smem, work, heads_per_group)
+        else:
+            if warp == MMA:
+                cute.arch.alloc_tmem(self.sizes.tensor_columns, smem.tmem)
+                cute.arch.relinquish_tmem_alloc_permit()
+            cute.arch.barrier(barrier_id=READY, number_of_threads=WARPS * WARP)
+            tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, smem.tmem)
+            if const_expr(self.sizes.lanes < 128):
+                self.clear_lanes(tmem, warp)
+            self.depend()
+            if warp == MMA:
+                self.multiply(smem, tmem, work, lane)
+            if warp >= DECAYS:
+                self.decays(steps, decay, table, smem, work, warp - DECAYS, lane)
+            if warp < EPILOGUE:  # noqa: SIM102
+                if warp % GROUP < self.active:
+                    self.scale(smem, tmem, work, warp // GROUP, warp % GROUP, lane)
+            if (warp >= EPILOGUE) & (warp < EPILOGUE + self.active):
+                self.store(local, smem, tmem, work, warp - EPILOGUE, lane)
         cute.arch.sync_threads()  # nobody uses tensor memory any more
         if warp == MMA:
+            tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, smem.tmem)
             cute.arch.dealloc_tmem(tmem, self.sizes.tensor_columns)
+
+    def depend(self) -> None:
+        """On the launch before, as the next one on this."""
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
 
     def allocate(self) -> Smem:
         smem, sizes = SmemAllocator(), self.sizes
@@ -224,10 +237,12 @@ class ChunkStateKernel:
 
     @cute.jit
     def clear_lanes(self, tmem: Any, warp: Int32) -> None:
-        """Scaled x has no rows in these lanes, but the tensor core reads them."""
+        """Scaled x has no rows in these lanes, but the tensor core reads them: its warp waits until they are 0."""
         columns = self.sizes.a_stages * T // 2
+        first = self.sizes.lanes // WARP  # warp that has such lanes
+        threads = (GROUP - first + 1) * WARP
         zero = kept(Int32(0))
-        if warp < GROUP:
+        if (warp >= first) & (warp < GROUP):
             for half in range_constexpr(2):
                 row = warp * WARP + half * 16
                 if row >= self.sizes.lanes:
@@ -236,20 +251,23 @@ class ChunkStateKernel:
                         store_rows(where, [zero] * (T // 4))
             cute.arch.fence_view_async_tmem_store()
             before_sync()
+            cute.arch.barrier_arrive(barrier_id=CLEARED, number_of_threads=threads)
+        if warp == MMA:
+            cute.arch.barrier(barrier_id=CLEARED, number_of_threads=threads)
+            after_sync()
 
     @cute.jit
     def locate(self, work: Work, item: Int32) -> tuple[Any, Any]:
         """(tile, first head) of a work item; by a whole warp."""
-        slot = item // work.groups
-        head = (item - slot * work.groups) * self.config.state_heads
+        slot, group = divmod(item, work.groups)
         if const_expr(work.offsets is not None):
             _, tile = find_tile(work.offsets, slot, work.seqlen)
         else:
-            tile = batched_tile(slot, work.seqlen)
-        return tile, head
+            tile = batched_tile(slot, work.seqlen, work.row_tiles)
+        return tile, group * self.config.state_heads
 
     @cute.jit
-    def load(self, load_x: Copies, load_B: Copies, smem: Smem, work: Work, heads_per_group: Int32) -> None:
+    def load(self, load_x: Copies, load_B: Copies, smem: Smem, work: Work, heads_per_group: Any) -> None:
         sizes, bars = self.sizes, smem.bars
         block, blocks, N = sizes.block, self.config.headdim // sizes.block, self.config.dstate
         n_x, n_b = Int32(0), Int32(0)

@@ -2,18 +2,18 @@
 
     incoming[tile] = carry,    carry = 2^decay[tile] carry + local[tile]
 
-A thread has VECTOR neighbouring elements of one head's state, in every `step`-th sequence, and goes through the tiles
-of one sequence after the other. `ahead` tiles are on their way from memory, and the state that the next sequence
-starts with. All CTAs are resident at a time where heads allow that: chunk_scan may begin to set itself up.
+A thread has PIECES vectors of one head's state, in every `step`-th sequence, and goes through the tiles of one sequence
+after the other. `ahead` tiles are on their way from memory, and the state that the next sequence starts with. All CTAs
+are resident at a time where the number of heads allows that: then chunk_scan can be set up beside them.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
-from ..arithmetic import fma2, numeric, widen
+from ..arithmetic import fma2, kept, numeric, widen
 from ..dims import ITEMSIZE, VECTOR_BYTES, WARP
 from ..views import flat, vector
 from .config import Chunked, Q
@@ -21,10 +21,11 @@ from .tiles import bound, first_slot, tiles_per_row
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
 
-VECTOR = 8  # elements of a thread: 16 bytes where they are narrow
-THREADS = 128
-RESIDENT = 8  # CTAs of a multiprocessor: 64 registers for each thread
-AHEAD_BYTES = 128  # of a thread
+VECTOR = 8  # neighbouring elements: 16 bytes where they are narrow
+PIECES = 2  # vectors of a thread, THREADS vectors apart
+THREADS = 64
+RESIDENT = 8  # CTAs of a multiprocessor: 128 registers for each thread
+AHEAD_BYTES = 288  # of a thread: of tiles, and of the state that the next sequence starts with
 
 
 class Sequences(NamedTuple):
@@ -57,6 +58,8 @@ class Element(NamedTuple):
 
 
 class Tiles(NamedTuple):
+    """(tiles, H, P, N); (tiles, H); (tiles, H, P, N)"""
+
     local: Any
     decay: Any
     incoming: Any
@@ -67,8 +70,9 @@ class StatePassingKernel:
         self.config = config
         self.local, self.dtype = numeric(config.local), numeric(config.dtype)
         self.initial = numeric(config.initial or "float32")
-        self.ahead = AHEAD_BYTES // (VECTOR * ITEMSIZE[config.local])
-        self.blocks = config.headdim * config.dstate // (VECTOR * THREADS)  # of a head; there is no rest
+        self.ahead = self.tiles_ahead()
+        self.blocks = config.headdim * config.dstate // (PIECES * VECTOR * THREADS)  # of a head; there is no rest
+        self.rows = VECTOR * THREADS // config.dstate  # from a piece to the next one
 
     @cute.jit
     def __call__(
@@ -113,14 +117,14 @@ class StatePassingKernel:
         block, head, group = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         _, _, step = cute.arch.grid_dim()
-        element = self.element(head, block * THREADS + thread)
+        element = self.element(head, block * (PIECES * THREADS) + thread)
         # What comes from the caller is complete: chunk_state, which has let this kernel start, has waited for it.
-        start = cute.make_rmem_tensor(VECTOR, self.initial)
+        start = cute.make_rmem_tensor((VECTOR, PIECES), self.initial)
         following = self.locate(sequences, group)
         self.load_start(start, initial, following, element)
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
-        carry = cute.make_rmem_tensor(VECTOR, Float32)
+        carry = cute.make_rmem_tensor((VECTOR, PIECES), Float32)
         for index in cutlass.range(group, sequences.count, step, unroll=1):
             sequence = following
             carry.store(widen(start))
@@ -130,10 +134,15 @@ class StatePassingKernel:
                 if sequence.live:
                     self.store_state(carry, final, sequence.state, element)
 
+    def tiles_ahead(self) -> int:
+        elements, start = PIECES * VECTOR, self.config.initial
+        left = AHEAD_BYTES - (0 if start is None else elements * ITEMSIZE[start])
+        return min(left // (elements * ITEMSIZE[self.config.local]), 8)
+
     def element(self, head: Int32, number: Int32) -> Element:
         size, N = self.config.headdim * self.config.dstate, self.config.dstate
         first = number * VECTOR
-        return Element(head, first // N, first % N, Int64(head) * size + first)
+        return Element(head, first // N, first % N, kept(Int64(head) * size + first))
 
     @cute.jit
     def locate(self, sequences: Sequences, index: Int32) -> Sequence:
@@ -147,11 +156,12 @@ class StatePassingKernel:
             stop = bound(sequences.offsets, index + 1, sequences.seqlen)
             tiles = tiles_per_row(cutlass.max(stop - start, 0))
             slot = first_slot(start, index)
-        state, live = Int64(index), there
+        state, live = index, there
         if const_expr(sequences.slots is not None):
-            state = Int64(sequences.slots[index])
-            inside = (state >= 0) & (state < Int64(sequences.states))
-            live = there & (state != sequences.pad_slot) & inside & (tiles > 0)
+            given = Int64(sequences.slots[index])
+            inside = (given >= 0) & (given < Int64(sequences.states))
+            live = there & (given != sequences.pad_slot) & inside & (tiles > 0)
+            state = Int32(given)
         read = live
         if const_expr(sequences.flags is not None):
             read = live & sequences.flags[index]
@@ -187,21 +197,18 @@ class StatePassingKernel:
         element: Element,
     ) -> None:
         """Through the tiles of a sequence. Loads the start of the following one, behind the first tiles."""
-        ring = [cute.make_rmem_tensor(VECTOR, self.local) for _ in range(self.ahead)]
+        ring = [cute.make_rmem_tensor((VECTOR, PIECES), self.local) for _ in range(self.ahead)]
         row = Int32(0)
         if const_expr(chunk_states is not None):
             row = self.first_chunk(sequences, index)
         # Addresses that move on from tile to tile, of what is stored and of what is loaded.
         pitch = Int64(tiles.local.stride[0])
-        read_pitch, write_pitch = pitch * (self.local.width // 8), pitch * (self.dtype.width // 8)
-        offset = pitch * sequence.slot + element.offset
+        offset = kept(pitch * sequence.slot + element.offset)
         here = tiles.incoming.iterator.toint() + offset * (self.dtype.width // 8)
         ahead = tiles.local.iterator.toint() + offset * (self.local.width // 8)
+        read_pitch, write_pitch = kept(pitch * (self.local.width // 8)), kept(pitch * (self.dtype.width // 8))
         decays = self.load_decays(tiles.decay, sequence, element.head, 0)
-        for k in range_constexpr(self.ahead):
-            if k < sequence.tiles:
-                self.load(ring[k], ahead)
-            ahead += read_pitch
+        ahead = self.fetch(ring, ahead, read_pitch, sequence.tiles, 0)
         self.load_start(start, initial, following, element)
         for base in cutlass.range(0, sequence.tiles, self.ahead, unroll=1):
             factors = cute.math.exp2(decays, fastmath=True)
@@ -209,16 +216,26 @@ class StatePassingKernel:
             for k in range_constexpr(self.ahead):
                 tile = base + k
                 if tile < sequence.tiles:
-                    self.store(carry, self.dtype, here)
+                    self.store(carry, self.dtype, here, THREADS * VECTOR)
+                    here += write_pitch
                     self.step(carry, ring[k], cute.arch.shuffle_sync(factors, k))
                     if tile + self.ahead < sequence.tiles:
-                        self.load(ring[k], ahead)
+                        self.load(ring[k], ahead, THREADS * VECTOR, 32)
+                        ahead += read_pitch
                     if const_expr(chunk_states is not None):
                         chunk = row + tile // self.config.chunk_tiles
                         ends = ((tile + 1) % self.config.chunk_tiles == 0) | (tile + 1 == sequence.tiles)
                         if ends & (chunk < chunk_states.shape[0]):
                             self.store_state(carry, chunk_states, chunk, element)
-                here, ahead = here + write_pitch, ahead + read_pitch
+
+    @cute.jit
+    def fetch(self, ring: list[Any], address: Int64, pitch: Int64, tiles: Int32, k: int) -> Int64:
+        """The first tiles. Returns the address behind them."""
+        if const_expr(k < self.ahead):  # noqa: SIM102
+            if k < tiles:
+                self.load(ring[k], address, THREADS * VECTOR, 32)
+                address = self.fetch(ring, address + pitch, pitch, tiles, k + 1)
+        return address
 
     @cute.jit
     def load_decays(self, decay: cute.Tensor, sequence: Sequence, head: Int32, first: Int32) -> Float32:
@@ -229,54 +246,53 @@ class StatePassingKernel:
             found = vector(decay, flat(decay, sequence.slot + tile, head), 1)[0]
         return found
 
-    def load(self, target: Any, address: Any) -> None:
-        """VECTOR elements, in pieces of at most 32 bytes."""
-        width = min(VECTOR, 256 // target.element_type.width)
-        copy = cute.make_copy_atom(
-            cute.nvgpu.CopyUniversalOp(), target.element_type, num_bits_per_copy=width * target.element_type.width
-        )
-        layout = cute.make_layout(width)
-        for k in range(0, VECTOR, width):
-            source = self.pointer(target.element_type, address + k * (target.element_type.width // 8), 32)
-            cute.copy(copy, cute.make_tensor(source, layout), cute.make_tensor(target.iterator + k, layout))
-
-    def pointer(self, dtype: Any, address: Any, align: int) -> Any:
-        return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
-
     def step(self, carry: Any, own: Any, factor: Any) -> None:
         own = widen(own)
-        for k in range(0, VECTOR, 2):
+        for k in range(0, PIECES * VECTOR, 2):
             pair = (carry[k], carry[k + 1])
             carry[k], carry[k + 1] = fma2(True, pair, (factor, factor), (own[k], own[k + 1]))
 
-    def store(self, carry: Any, dtype: Any, address: Any) -> None:
-        """Rounded, in pieces of 16 bytes."""
-        rounded = cute.make_rmem_tensor(VECTOR, dtype)
-        rounded.store(carry.load().to(dtype))
-        width = VECTOR_BYTES * 8 // dtype.width
-        layout = cute.make_layout(width)
-        for k in range(0, VECTOR, width):
-            target = self.pointer(dtype, address + k * (dtype.width // 8), VECTOR_BYTES)
-            cute.autovec_copy(cute.make_tensor(rounded.iterator + k, layout), cute.make_tensor(target, layout))
+    def parts(self, dtype: Any, address: Any, distance: Any, nbytes: int) -> Any:
+        """The elements of a thread in memory, its pieces `distance` elements apart, in accesses of at most `nbytes`."""
+        item = dtype.width // 8
+        width = min(VECTOR, nbytes // item)
+        for piece in range(PIECES):
+            for k in range(0, VECTOR, width):
+                at = address + (distance * piece + k) * item
+                pointer = cute.make_ptr(dtype, at, cute.AddressSpace.gmem, assumed_align=width * item)
+                yield piece * VECTOR + k, cute.make_tensor(pointer, cute.make_layout(width))
 
-    def state_address(self, states: Any, state: Any, element: Element) -> Any:
+    def load(self, target: Any, address: Any, distance: Any, nbytes: int) -> None:
+        for k, source in self.parts(target.element_type, address, distance, nbytes):
+            copy = cute.make_copy_atom(
+                cute.nvgpu.CopyUniversalOp(),
+                target.element_type,
+                num_bits_per_copy=cute.size(source) * target.element_type.width,
+            )
+            cute.copy(copy, source, cute.make_tensor(target.iterator + k, source.layout))
+
+    def store(self, carry: Any, dtype: Any, address: Any, distance: Any) -> None:
+        """Rounded."""
+        rounded = cute.make_rmem_tensor((VECTOR, PIECES), dtype)
+        rounded.store(carry.load().to(dtype))
+        for k, target in self.parts(dtype, address, distance, VECTOR_BYTES):
+            cute.autovec_copy(cute.make_tensor(rounded.iterator + k, target.layout), target)
+
+    def state_address(self, states: Any, state: Any, element: Element) -> tuple[Any, Any]:
+        """(address, elements from a piece to the next one)"""
         offset = flat(states, state, element.head, element.row) + element.column
-        return states.iterator.toint() + offset * (states.element_type.width // 8)
+        return states.iterator.toint() + offset * (states.element_type.width // 8), Int64(states.stride[2]) * self.rows
 
     def store_state(self, carry: Any, states: Any, state: Any, element: Element) -> None:
-        self.store(carry, states.element_type, self.state_address(states, state, element))
+        self.store(carry, states.element_type, *self.state_address(states, state, element))
 
     @cute.jit
     def load_start(self, start: cute.Tensor, states: MaybeTensor, sequence: Sequence, element: Element) -> None:
         start.fill(0.0)
         if const_expr(states is not None):  # noqa: SIM102
             if sequence.read:
-                width = VECTOR_BYTES * 8 // states.element_type.width
-                layout = cute.make_layout(width)
-                address = self.state_address(states, sequence.state, element)
-                for k in range_constexpr(0, VECTOR, width):
-                    source = self.pointer(states.element_type, address + k * (states.element_type.width // 8), VECTOR_BYTES)
-                    cute.autovec_copy(cute.make_tensor(source, layout), cute.make_tensor(start.iterator + k, layout))
+                address, distance = self.state_address(states, sequence.state, element)
+                self.load(start, address, distance, VECTOR_BYTES)
 
 
 StatePassingKernel.kernel.set_name_prefix("state_passing", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -29,10 +29,10 @@ def tiles_per_row(seqlen: Any) -> Any:
     return (seqlen + Q - 1) // Q
 
 
-def batched_tile(slot: Any, seqlen: Any) -> Tile:
-    per_row = tiles_per_row(seqlen)
-    row = slot // per_row
-    first = (slot - row * per_row) * Q
+def batched_tile(slot: Any, seqlen: Any, per_row: Any) -> Tile:
+    """`per_row`: tiles_per_row(seqlen), as a divisor."""
+    row, index = divmod(slot, per_row)
+    first = index * Q
     return Tile(row, first, cutlass.min(seqlen - first, Q), slot)
 
 
