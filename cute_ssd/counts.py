@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import modelled
 from .api import mamba_chunk_scan_combined
 from .device import Device
 from .emulator import emulate
@@ -22,6 +23,7 @@ from .kernels.sm100.config import Q
 ARCH = "sm_100a"
 HEADDIM, HEADS = 64, 4  # heads: of a work item
 TILES = (2, 4)
+CHUNKS = 16  # of the sequence that is timed beside peers
 SHARED_GOAL = {128: 1600, 256: 2400}  # clocks by dstate, chunk_state and chunk_scan together
 MUFU_GOAL = 350
 RESOURCES = {"shared": "shared memory", "tensor": "tensor core", "MUFU": "xu", "ALU": "alu", "issue": "issue"}
@@ -53,6 +55,12 @@ def lines(model: Model, peers: list[str]) -> Iterator[str]:
         binding = max(found.busy, key=found.busy.__getitem__)
         ratio = max(least.busy.values()) / found.busy[binding]
         yield f"{found}  binds: {binding}; what binds here needs {100 * ratio:.0f} % of that (goal 50 %)"
+    if peers:
+        heads = Device.from_arch(ARCH).multiprocessors
+        yield f"modelled us for {CHUNKS * Q} tokens and {heads} heads of one group, headdim {HEADDIM}, dstate 128"
+        yield f"{'cute_ssd':<44}{modelled.call(1, CHUNKS * Q, heads, HEADDIM, 1, 128, model).us:9.2f}"
+        for command in peers:
+            yield f"{_script(command):<44}{_peer_time(command, CHUNKS, model).us:9.2f}"
 
 
 def ours(dstate: int, model: Model) -> list[Count]:
@@ -81,14 +89,18 @@ def ours(dstate: int, model: Model) -> list[Count]:
 
 def peer(command: str, model: Model) -> Count:
     """The only kernel of a script."""
-    path, *argv = shlex.split(command)
-
-    def run(tiles: int) -> ChainTime:
-        return chain_time(replay(path, [word.replace("{chunks}", str(tiles)) for word in argv], model), model)
-
     if "{chunks}" not in command:
         raise ValueError(f"peer is {command!r}, which has no {{chunks}}; put it where the script takes its chunks.")
-    return _marginal(run, (3, 6), 1, f" of {path.rpartition('/')[2]}")[-1]
+    return _marginal(lambda chunks: _peer_time(command, chunks, model), (3, 6), 1, f" of {_script(command)}")[-1]
+
+
+def _peer_time(command: str, chunks: int, model: Model) -> ChainTime:
+    path, *argv = shlex.split(command)
+    return chain_time(replay(path, [word.replace("{chunks}", str(chunks)) for word in argv], model), model)
+
+
+def _script(command: str) -> str:
+    return shlex.split(command)[0].rpartition("/")[2]
 
 
 def _marginal(run: Callable[[int], ChainTime], tiles: tuple[int, int], heads: int, where: str) -> list[Count]:

@@ -128,6 +128,13 @@ def test_no_spills_on_sm_103a(case: Case) -> None:
     assert not any(kernel.local_bytes for kernel in found.values()), found
 
 
+@SLOW
+@pytest.mark.parametrize("case", SLOW_CASES, ids=str)
+def test_no_spills_elsewhere(case: Case) -> None:
+    found = kernel_resources(compiled(case.config, ARCH).machine_code)
+    assert not any(kernel.local_bytes for kernel in found.values()), found
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_numbers(case: Case) -> None:
     compare(case, case.seed % 3)
