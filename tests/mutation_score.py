@@ -45,13 +45,21 @@ from cute_ssd.emulator.session import Session
 from tests.kernels.redundant import REDUNDANT
 
 ARCH = "sm_100a"
-KERNELS: dict[str, tuple[str, tuple[object, ...]]] = {  # module of tests.kernels, arguments of its `run`
-    "tma_pipeline": ("tma_pipeline", ()),
-    "tcgen05_gemm": ("tcgen05_gemm", (False,)),
-    "tcgen05_gemm_relu": ("tcgen05_gemm", (True,)),
-    "chunk_state": ("chunk_state", ("packed",)),
-    "chunk_state_wide": ("chunk_state", ("wide",)),
-    "chunk_scan": ("chunk_scan", ()),
+
+
+class Subject(NamedTuple):
+    module: str  # of tests.kernels
+    arguments: tuple[object, ...] = ()  # of its `run`
+    tensor_fences: bool = False  # whether it is to have them: see cute_ssd.emulate
+
+
+KERNELS = {
+    "tma_pipeline": Subject("tma_pipeline"),
+    "tcgen05_gemm": Subject("tcgen05_gemm", (False,)),
+    "tcgen05_gemm_relu": Subject("tcgen05_gemm", (True,)),
+    "chunk_state": Subject("chunk_state", ("packed",), tensor_fences=True),
+    "chunk_state_wide": Subject("chunk_state", ("wide",), tensor_fences=True),
+    "chunk_scan": Subject("chunk_scan", tensor_fences=True),
 }
 
 
@@ -201,19 +209,19 @@ class Launch:
     geometry: tuple[object, ...]  # grid, block, cluster, dynamic shared memory
     parameters: bytes
     spans: list[tuple[int, int]]  # address, bytes
-    implicit_waits: bool = False
+    options: dict[str, bool]  # of the engine
     before: list[np.ndarray] = field(default_factory=list)
     expected: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
-    def of(cls, launch: KernelLaunch, implicit_waits: bool = False) -> Launch:
+    def of(cls, launch: KernelLaunch, **options: bool) -> Launch:
         parameters = parse_kernel(launch.ptx, launch.kernel_name).parameters
         block = bytearray(max((p.offset + p.size for p in parameters), default=0))
         for index, p in enumerate(parameters):
             block[p.offset : p.offset + p.size] = launch.parameter(index, p.size)
         geometry = (launch.grid, launch.block, launch.cluster, launch.shared_bytes)
         spans = [span for span in launch.tensors if span[1]]
-        found = cls(launch.kernel_name, launch.ptx, geometry, bytes(block), spans, implicit_waits)
+        found = cls(launch.kernel_name, launch.ptx, geometry, bytes(block), spans, options)
         found.before = [m.copy() for m in found.memory()]
         return found
 
@@ -234,7 +242,7 @@ class Launch:
         """With the memory as it was before."""
         self.write(self.before)
         schedule = SCHEDULES[2 - seed % 2] if seed else "eager"  # as emulate() chooses
-        options = engine.Options(schedule, seed, threads=1, implicit_waits=self.implicit_waits)
+        options = engine.Options(schedule, seed, threads=1, **self.options)
         ranges = [(address, address + nbytes) for address, nbytes in self.spans]
         return engine.run(program, *self.geometry, self.parameters, ranges, options)
 
@@ -379,11 +387,12 @@ class Scorer:
     kernel: str = ""
     line: int | None = None  # only the mutants of this PTX line
     implicit_waits: bool = False  # see cute_ssd.emulate
+    tensor_fences: bool = False
     redundant: Sequence[Redundant] = ()
     score: Score | None = None
 
     def __call__(self, launch: KernelLaunch) -> None:
-        captured = Launch.of(launch, self.implicit_waits)
+        captured = Launch.of(launch, implicit_waits=self.implicit_waits, tensor_fences=self.tensor_fences)
         if self.score is None and self.kernel in launch.kernel_name:
             self.score = self.study(captured)
             captured.write(captured.expected)
@@ -431,10 +440,11 @@ def score_of(target: str, arguments: Sequence[str] = (), multiprocessors: int = 
     scorer = Scorer(target, **options)  # type: ignore[arg-type]
     scorer.redundant = [Redundant(*entry) for entry in REDUNDANT.get(Path(target).name, [])]
     if target in KERNELS:
-        name, inputs = KERNELS[target]
-        module = import_module(f"tests.kernels.{name}")
+        subject = KERNELS[target]
+        scorer.tensor_fences = subject.tensor_fences
+        module = import_module(f"tests.kernels.{subject.module}")
         with Session(ARCH, scorer):
-            module.check(module.run(*inputs))
+            module.check(module.run(*subject.arguments))
     else:
         session = Session(ARCH, scorer)
         session.device = session.device._replace(multiprocessors=multiprocessors)

@@ -91,6 +91,7 @@ class Case:
     warps: int = 2
     ctas: int = 1
     grid: int = 1
+    tensor_fences: bool = False
 
     def version(self, wrong: int | None) -> str:
         """The kernel without its mark number `wrong`; None: the right version."""
@@ -98,12 +99,12 @@ class Case:
         choose = lambda mark: (*mark[1].split("||"), "")[next(marks) == wrong]  # noqa: E731
         return FRAME + re.sub(r"<<(.*?)>>", choose, self.body, flags=re.DOTALL) + END
 
-    def run(self, wrong: int | None, schedule: str, seed: int, implicit_waits: bool = False) -> list[Event]:
+    def run(self, wrong: int | None, schedule: str, seed: int, **options: bool) -> list[Event]:
         source, out = np.arange(4096, dtype=np.uint32), np.zeros(4096, np.uint32)
         params, ranges = pack((source, out))
         grid, block, cluster = (self.grid * self.ctas, 1, 1), (32 * self.warps, 1, 1), (self.ctas, 1, 1)
-        options = Options(schedule, seed, threads=1, implicit_waits=implicit_waits)
-        return engine.run(compiled(self.version(wrong)), grid, block, cluster, 0, params, ranges, options).events
+        chosen = Options(schedule, seed, threads=1, **{"tensor_fences": self.tensor_fences, **options})
+        return engine.run(compiled(self.version(wrong)), grid, block, cluster, 0, params, ranges, chosen).events
 
 
 @cache
@@ -614,6 +615,67 @@ tensor(
     """,
 )
 
+# ---- fences of tensor memory, an option ------------------------------------------------------------------------------
+
+BEFORE, AFTER = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
+ADD = MMA.replace("%no", "%yes") + COMMIT.format("")
+
+
+def fenced(name: str, body: str) -> None:
+    tensor(name, body, "missing tensor fence" if "<<" in body else (), tensor_fences=True)
+
+
+fenced("a fence of the readers of a product", f"{PRODUCT} <<{AFTER}>> {LOAD_T} {WAIT_LD}")
+fenced(
+    "a fence that follows its wait",
+    f"{READY} {one(MMA + COMMIT.format(''))} <<{wait()} {AFTER}||{AFTER} {wait()}>> {LOAD_T} {WAIT_LD}",
+)
+fenced(
+    "fences between reads and the next product",
+    f"{PRODUCT} {AFTER} {LOAD_T} {WAIT_LD} <<{BEFORE}>> bar.sync 0; {one(f'<<{AFTER}>> {MMA}' + COMMIT.format(''))} "
+    f"{wait(0, 1)}",
+)
+fenced(
+    "fences between a store and a product",
+    f"""
+    {PRODUCT} {AFTER} {STORE_T} {WAIT_ST} <<{BEFORE}>> bar.warp.sync -1; @%lane0 {arrive(1)}
+    {one(f"{wait(1)} <<{AFTER}>> {ADD}")} {wait(0, 1)} <<{AFTER}>> {LOAD_T} {WAIT_LD}
+    """,
+)
+fenced(
+    "a fence behind what it is for",
+    f"{PRODUCT} {AFTER} <<{LOAD_T} {WAIT_LD} {BEFORE}||{BEFORE} {LOAD_T} {WAIT_LD}>> bar.sync 0; "
+    f"{one(AFTER + ADD)} {wait(0, 1)}",
+)
+fenced(
+    "a fence before the arrival",
+    f"{PRODUCT} {AFTER} {LOAD_T} {WAIT_LD} <<{BEFORE} bar.sync 0;||bar.sync 0; {BEFORE}>> {one(AFTER + ADD)} "
+    f"{wait(0, 1)}",
+)
+fenced(
+    "a pipeline of two issuers",
+    f"""
+    {READY} {one(f"{MMA} <<{BEFORE}>>")} bar.sync 0; setp.eq.u32 %p, %t, 32; <<@%p {AFTER}>> @%p
+    {MMA} @%p {COMMIT.format("")} {one(COMMIT.format("+16"))} {wait()} {wait(2)}
+    """,
+)
+fenced(
+    "the fences of others",
+    f"""
+    {PRODUCT} setp.ne.u32 %p, %w, 0; <<||@%p bra S;>> {AFTER} S: bar.sync 0; {LOAD_T} {WAIT_LD}
+    setp.eq.u32 %p, %w, 2; <<||@%p bra R;>> {BEFORE} R: bar.sync 0; {one(AFTER + ADD)} {wait(0, 1)}
+    """,
+)
+fenced(
+    "a barrier on the way",
+    f"""
+    {READY} {one(MMA + COMMIT.format(""))} setp.ne.u32 %p, %w, 3; @%p bra W3; {wait()} W3: bar.sync 0; {AFTER}
+    {LOAD_T} {WAIT_LD} {BEFORE} bar.sync 1; bar.sync 2; {one(AFTER + ADD)} {wait(0, 1)}
+    """,
+)
+fenced("stores and loads of a thread", f"{STORE_T} {WAIT_ST} {LOAD_T} {WAIT_LD} {STORE_T} {WAIT_ST}")
+fenced("products of a thread", f"{READY} {one(MMA + SHIFT + MMA + COMMIT.format(''))} {wait()}")
+
 # ---- registers -------------------------------------------------------------------------------------------------------
 
 UNDEFINED = "undefined value"
@@ -1027,3 +1089,23 @@ def test_implicit_waits() -> None:
     (c,) = (c for c in CASES if c.name == "the use of a result")
     assert kinds(c, 0, "eager", 0) == ["register in flight"]
     assert not c.run(0, "eager", 0, implicit_waits=True)
+
+
+FENCED = [(c, k) for c, k in WRONG if c.tensor_fences]
+
+
+@pytest.mark.parametrize(("c", "wrong"), FENCED, ids=[f"{c.name} {k}" for c, k in FENCED])
+def test_tensor_fences_are_an_option(c: Case, wrong: int) -> None:
+    """Without it nothing but a fence is missing."""
+    for schedule, seed in SCHEDULES:
+        assert not c.run(wrong, schedule, seed, tensor_fences=False), schedule
+
+
+def test_a_missing_tensor_fence_names_both_instructions() -> None:
+    (c,) = (c for c in CASES if c.name == "fences between a store and a product")
+    lines = (HEADER + c.version(None)).split("\n")
+    st, mma = (next(n for n, line in enumerate(lines, 1) if text in line) for text in (STORE_T, ADD))
+    for wrong, what in enumerate(("before_thread_sync behind", "after_thread_sync behind the wait for")):
+        (event, *_) = c.run(wrong, "eager", 0)
+        assert (event.kind, event.line) == ("missing tensor fence", mma)
+        assert f" without a tcgen05.fence::{what} tcgen05.st at PTX line {st} by " in event.message

@@ -58,7 +58,7 @@ def run(call: Call, seed: int = 0, **options: Any) -> Tensor:
     storage = call.y.untyped_storage()
     whole = torch.empty(0, dtype=call.y.dtype).set_(storage)
     whole.fill_(NAN)
-    with cute_ssd.emulate("sm_100a", seed=seed, **options) as report:
+    with cute_ssd.emulate("sm_100a", seed=seed, tensor_fences=True, **options) as report:
         call()
     assert not report.findings
     found = call.y.clone()

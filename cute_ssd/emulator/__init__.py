@@ -43,6 +43,7 @@ def prepare(
     schedule: str | None = None,
     keep_going: bool = False,
     implicit_waits: bool = False,
+    tensor_fences: bool = False,
     threads: int | None = None,
     time_limit: float = 3600.0,
     timing: Model | bool = False,
@@ -67,7 +68,8 @@ def prepare(
         raise ShapeError("sampled is True without timing, expected both: only the timing model can do with a few CTAs.")
     model = Model() if timing is True else timing or None
     report = Report(arch)
-    options = Options(schedule, seed, sanitize, threads or Options().threads, implicit_waits, time_limit)
+    threads = threads or Options().threads
+    options = Options(schedule, seed, sanitize, threads, implicit_waits, tensor_fences, time_limit)
     return report, Session(arch, Runner(report, options, keep_going, model, sampled))
 
 
@@ -80,6 +82,7 @@ def emulate(
     schedule: str | None = None,
     keep_going: bool = False,
     implicit_waits: bool = False,
+    tensor_fences: bool = False,
     threads: int | None = None,
     time_limit: float = 3600.0,
     timing: Model | bool = False,
@@ -99,6 +102,8 @@ def emulate(
             the kernel could not survive (out of bounds, deadlock) always raises.
         implicit_waits: the use of a tcgen05.ld result waits for the load, as the code that ptxas makes does. By default
             only tcgen05.wait::ld does, as the PTX ISA says, and a use before it is a finding.
+        tensor_fences: tcgen05 operations of two threads need tcgen05.fence::before_thread_sync and after_thread_sync
+            around what synchronises them, as the PTX ISA says. By default they do not: NVIDIA's kernels leave them out.
         threads: host threads, by default one per core. Results do not depend on it.
         time_limit: seconds that a launch may be expected to take; a larger grid is given up early with an estimate.
         timing: model the time of each launch on a B200, at its boost clock or as a `timing.Model` says; up to three
@@ -121,6 +126,7 @@ def emulate(
         schedule=schedule,
         keep_going=keep_going,
         implicit_waits=implicit_waits,
+        tensor_fences=tensor_fences,
         threads=threads,
         time_limit=time_limit,
         timing=timing,

@@ -49,6 +49,7 @@ class _Options(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("threads", ctypes.c_int32),
         ("implicit_waits", ctypes.c_int32),
+        ("tensor_fences", ctypes.c_int32),
         ("time_limit", ctypes.c_double),
         ("traced", ctypes.c_void_p),
         ("ntraced", ctypes.c_int32),
@@ -100,6 +101,7 @@ class Options:
     sanitize: bool = True
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     implicit_waits: bool = False
+    tensor_fences: bool = False
     time_limit: float = math.inf
     traced: tuple[int, ...] = ()
     only_traced: bool = False
@@ -221,6 +223,7 @@ def run(
         seed=options.seed,
         threads=options.threads,
         implicit_waits=options.implicit_waits,
+        tensor_fences=options.tensor_fences,
         time_limit=options.time_limit,
         traced=_address(traced),
         ntraced=len(traced),

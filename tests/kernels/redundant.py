@@ -95,19 +95,11 @@ FMHA = [
 
 # ---- kernels of this package ----
 
-FENCES = (
-    "Not visible here: the emulator's barriers order tensor memory by themselves, as most of NVIDIA's examples expect. "
-    "The PTX ISA asks for these fences around them (Tensorcore 5th Generation, Memory Consistency Model)."
-)
 RING_EMPTY = (
     "Implied at this size, where the ring holds more than two items: C·states of the item whose slot is loaded was "
     "waited for with c's empty barrier, of this item or the one before."
 )
-CHUNK_SCAN = [
-    ("tcgen05.fence::before_thread_sync", "", FENCES),
-    ("tcgen05.fence::after_thread_sync", "", FENCES),
-    ("mbarrier wait", "wait_empty: ", RING_EMPTY, (0, 2)),
-]
+CHUNK_SCAN = [("mbarrier wait", "wait_empty: ", RING_EMPTY, (0, 2))]
 
 REDUNDANT = {
     "mamba2_ssd.py": MAMBA2_SSD,

@@ -189,11 +189,12 @@ void HappensBefore::begin_async(Warp& w, const Record& r, int issuer, Engine eng
     act(w, r, issuer, !generic);
     actor.whole_warp = of_tmem;
     actor.copies = engine == Engine::copy;
+    if (of_tmem) actor.tensor = Tensor::access;
     begin(number, when, WHAT[(int)engine]);
 }
 
 void HappensBefore::begin_tensor(Warp& w, const Record& r, int issuer, Tensor operation) {
-    static const char* const WHAT[] = {"", "tcgen05.mma", "tcgen05.cp", "tcgen05.cp", "tcgen05.shift"};
+    static const char* const WHAT[] = {"", "", "tcgen05.mma", "tcgen05.cp", "tcgen05.cp", "tcgen05.shift"};
     const u32 number = engine_number(w, Engine::tensor);
     act(w, r, issuer, true);
     actor.tensor = operation;
@@ -205,7 +206,7 @@ void HappensBefore::begin(u32 engine, Clock when, const char* what) {
     latest = std::max(latest, when);
     async_event = new_event({actor.number, actor.record->line, engine + 1, when, actor.async_proxy, false, what});
     Event& e = events[async_event];
-    e.lanes = 1u << actor.lane;
+    e.lanes = actor.tensor == Tensor::access ? actor.warp->live : 1u << actor.lane;
     e.copies = actor.copies;
     e.tensor = actor.tensor;
     e.issued = warps[actor.number].clock;
@@ -300,8 +301,8 @@ std::string HappensBefore::describe(u32 mark) {
 
 // ---- order between an earlier access and the present one --------------------------------------------------------------
 
-// Whether the access behind a mark happened before what the actor does now.
-bool HappensBefore::ordered(u32 mark) {
+// Whether the access behind a mark happened before what the actor does now; tcgen05.fence aside.
+bool HappensBefore::synchronised(u32 mark) {
     const Event& e = events[mark >> 6];
     const int me = actor.number;
     const u32 lanes = (mark & 63) == SEVERAL ? e.lanes : 1u << (mark & 63);
@@ -322,6 +323,13 @@ bool HappensBefore::ordered(u32 mark) {
         return program_order && (!must_be_fenced || known.fenced.warps[e.warp].knows(clock, lanes));
     }
     return view.warps[e.warp].knows(clock, lanes);
+}
+
+// See Note [Tensor fences]. A thread's own accesses need none once it has waited for them, nor does what one pipeline does in order.
+bool HappensBefore::tensor_fenced(const Event& e, View Knowledge::*view) {
+    if (!cluster.options.tensor_fences || e.tensor == Tensor::none || actor.tensor == Tensor::none) return true;
+    if (e.warp == actor.number && (e.tensor == Tensor::access || pipelined(e.tensor, actor.tensor))) return true;
+    return (view_of(warps[actor.number], actor.lane).*view).warps[e.warp].knows(e.issued, e.lanes);
 }
 
 // A cp.async that its thread has waited for is a write that the thread made then: the warp's clock at that time, 0: no wait yet.
@@ -349,7 +357,11 @@ void HappensBefore::conflict(u32 prior, const Run& now, u32 at) {
     const char* verb = actor.frees ? "frees" : reads ? "reads" : now.access == Access::atomic ? "updates" : "writes";
     const std::string what = format("%s %s %s", e.what, verb, place(*now.shadow, at).c_str()), before = describe(prior);
     if (only_fence) cluster.find("missing proxy fence", actor.warp, e.line, format("%s without a fence.proxy.async after %s", what.c_str(), before.c_str()));
-    else cluster.find("race", actor.warp, e.line, format("%s, which is not ordered after %s", what.c_str(), before.c_str()));
+    else if (synchronised(prior)) {
+        const bool published = tensor_fenced(earlier, &Knowledge::published);
+        const char* missing = published ? "tcgen05.fence::after_thread_sync behind the wait for" : "tcgen05.fence::before_thread_sync behind";
+        cluster.find("missing tensor fence", actor.warp, e.line, format("%s without a %s %s", what.c_str(), missing, before.c_str()));
+    } else cluster.find("race", actor.warp, e.line, format("%s, which is not ordered after %s", what.c_str(), before.c_str()));
 }
 
 std::string HappensBefore::place(const Shadow& shadow, u32 at) const {

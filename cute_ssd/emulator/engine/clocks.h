@@ -45,11 +45,17 @@ struct View {
 
 // Note [Proxies]: `plain` is happens-before; `fenced` the part of it that a fence.proxy.async on the way has made visible to the
 // asynchronous proxy (TMA, tensor core). An asynchronous access must find earlier generic accesses in `fenced`.
+//
+// Note [Tensor fences]: with Options::tensor_fences a tcgen05 operation must find those of other threads in `seen`, and the warps' times
+// there mean these operations only. A thread's own ones become `published` by its tcgen05.fence::before_thread_sync, or by the
+// tcgen05.commit that tracks them, and what synchronises hands that on. Its tcgen05.fence::after_thread_sync makes `seen` of what was
+// `published` up to then; no other thread gets it.
 struct Knowledge {
-    View plain, fenced;
+    View plain, fenced, published, seen;
     void merge(const Knowledge& o) {
         plain.merge(o.plain);
         fenced.merge(o.fenced);
+        published.merge(o.published);
     }
 };
 

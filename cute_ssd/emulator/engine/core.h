@@ -79,6 +79,7 @@ struct Options {
     u64 seed;
     i32 threads;
     i32 implicit_waits;         // 1: the use of a tcgen05.ld result waits for it, as ptxas makes it; 0: only tcgen05.wait::ld does
+    i32 tensor_fences;          // 1: tcgen05 operations of two threads need tcgen05.fence around what synchronises them (clocks.h)
     double time_limit;          // seconds that the whole grid may be expected to take
     const i64* traced;          // numbers of clusters to record (trace.h)
     i32 ntraced;

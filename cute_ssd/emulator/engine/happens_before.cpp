@@ -15,7 +15,10 @@ HappensBefore::HappensBefore(Cluster& c) : cluster(c) {
 
 void HappensBefore::start() {
     warps.assign(nwarps, {});
-    for (auto& w : warps) w.known.plain.warps.resize(nwarps), w.known.fenced.warps.resize(nwarps);
+    for (auto& w : warps) {
+        w.known.plain.warps.resize(nwarps), w.known.fenced.warps.resize(nwarps);
+        if (cluster.options.tensor_fences) w.known.published.warps.resize(nwarps), w.known.seen.warps.resize(nwarps);
+    }
     events.assign(1, {});
     syncs.assign(1, {});
     sets.assign(1, {});
@@ -98,6 +101,7 @@ void HappensBefore::commit_tensor(Warp& w, const Record& r, int lane, u32 mbarri
     // The operations came after what their issuer knew; its own accesses are not released by a commit.
     s.arrived.merge(view_of(w, lane));
     s.arrived.plain.advance(engine, engine_clock[engine]);
+    if (cluster.options.tensor_fences) s.arrived.published.warps[gid(w)].merge({0, state(w).clock++, 1u << lane});
 }
 
 void HappensBefore::commit_copies(Warp& w, u32, u32 mbarrier) {
@@ -128,14 +132,22 @@ void HappensBefore::commit_group(Warp& w, Engine engine) {
 void HappensBefore::proxy_fence(Warp& w, u32 lanes) {
     WarpState& s = state(w);
     const bool whole = (lanes & w.live) == w.live;
-    if (!whole) split(w, lanes);
-    auto fence = [&](Knowledge& k) {
+    each_view(w, lanes, [&](Knowledge& k) {
         k.fenced.merge(k.plain);
         k.fenced.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, lanes});
-    };
-    if (whole) fence(s.known);
-    if (s.some_lanes) fence(s.known_some);
+    });
     ++s.clock;                                             // what follows is not fenced
+}
+
+void HappensBefore::tensor_fence(Warp& w, u32 lanes, bool before) {
+    if (!cluster.options.tensor_fences) return;
+    WarpState& s = state(w);
+    const bool whole = (lanes & w.live) == w.live;
+    each_view(w, lanes, [&](Knowledge& k) {
+        if (before) k.published.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{0, s.clock, lanes});
+        else k.seen.merge(k.published);
+    });
+    s.clock += before;                                     // what follows is not published
 }
 
 void HappensBefore::fence(Warp&, u32, bool gpu_scope) {
@@ -185,22 +197,25 @@ u32 HappensBefore::engine_number(const Warp& w, Engine engine) {
 
 // ---- what a warp and its lanes know ---------------------------------------------------------------------------------
 
-void HappensBefore::split(Warp& w, u32 lanes) {            // from now on `lanes` may know more than the others
+// What `lanes` know; if they are not all, they may know more than the others from now on.
+template <class F> void HappensBefore::each_view(Warp& w, u32 lanes, const F& f) {
     WarpState& s = state(w);
-    if (!s.some_lanes) s.known_some = s.known;
-    s.some_lanes |= lanes;
+    const bool whole = (lanes & w.live) == w.live;
+    if (!whole) {
+        if (!s.some_lanes) s.known_some = s.known;
+        s.some_lanes |= lanes;
+    }
+    if (whole) f(s.known);
+    if (s.some_lanes) f(s.known_some);
 }
 
 void HappensBefore::learn(Warp& w, u32 lanes, const Knowledge& news) {
-    WarpState& s = state(w);
-    if ((lanes & w.live) == w.live) s.known.merge(news);
-    else split(w, lanes);
-    if (s.some_lanes) s.known_some.merge(news);
+    each_view(w, lanes, [&](Knowledge& k) { k.merge(news); });
 }
 
 void HappensBefore::order_lanes(Warp& w) {
     WarpState& s = state(w);
-    if (s.some_lanes) s.known.merge(s.known_some);
+    if (s.some_lanes) s.known.merge(s.known_some), s.known.seen.merge(s.known_some.seen);
     s.some_lanes = 0;
     s.synced = s.clock++;
 }
@@ -213,6 +228,7 @@ void HappensBefore::release_into(Warp& w, u32 lanes, Knowledge& object) {
     object.plain.merge(mine.plain);
     if ((int)object.plain.warps.size() < nwarps) object.plain.warps.resize(nwarps);
     object.plain.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, lanes});
+    object.published.merge(mine.published);
     // Other lanes' fenced writes travel only as far as these lanes know of them.
     WarpClock own = mine.fenced.warps[gid(w)];
     WarpClock previous = (int)object.fenced.warps.size() > gid(w) ? object.fenced.warps[gid(w)] : WarpClock{};

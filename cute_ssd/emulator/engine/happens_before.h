@@ -84,6 +84,7 @@ class INTERNAL HappensBefore final : public Sanitizer {
     void commit_group(Warp&, Engine) override;
     void warp_sync(Warp& w, u32) override { order_lanes(w); }
     void proxy_fence(Warp&, u32 lanes) override;
+    void tensor_fence(Warp&, u32 lanes, bool before) override;
     void fence(Warp&, u32 lanes, bool gpu_scope) override;
     void global_release(Warp&, int, u64 address) override { cluster.global_shadow->release(who, address); }
     void global_acquire(Warp&, int, u64 address) override { cluster.global_shadow->acquire(who, address); }
@@ -123,7 +124,7 @@ class INTERNAL HappensBefore final : public Sanitizer {
 
     const Knowledge& view_of(const Warp& w, int lane) const { return view_of(warps[gid(w)], lane); }
     static const Knowledge& view_of(const WarpState& s, int lane) { return s.some_lanes >> lane & 1 ? s.known_some : s.known; }
-    void split(Warp&, u32 lanes);
+    template <class F> void each_view(Warp&, u32 lanes, const F&);
     void learn(Warp&, u32 lanes, const Knowledge& news);
     void order_lanes(Warp&);
     void release_into(Warp&, u32 lanes, Knowledge& object);
@@ -140,7 +141,9 @@ class INTERNAL HappensBefore final : public Sanitizer {
     void visit(Cell&, const Run&, u32 at);
     std::string place(const Shadow&, u32 at) const;
     void conflict(u32 prior, const Run&, u32 at);
-    bool ordered(u32 mark);
+    bool ordered(u32 mark) { return synchronised(mark) && tensor_fenced(events[mark >> 6], &Knowledge::seen); }
+    bool synchronised(u32 mark);
+    bool tensor_fenced(const Event&, View Knowledge::*);
     bool ordered(u32 mark, u32& good);
     Clock awaited(const Event&);
     bool same_cta(int x, int y) const;

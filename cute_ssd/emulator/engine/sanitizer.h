@@ -17,11 +17,11 @@ enum class Access : u8 { read, write, atomic, strong_read, strong_write };
 //   copy       cp.async (not bulk): known after cp.async.wait_group;           tmem_load / tmem_store: after tcgen05.wait
 enum class Engine : u8 { mbarrier, tensor, bulk_read, bulk_write, copy, tmem_load, tmem_store, initialisation, store };
 
-// What the tensor core does. PTX ISA, "tcgen05 Memory Consistency Model", names the pairs of operations that are done in the order in which
+// What is done in tensor memory; `access` is tcgen05.ld and st, the others are of the tensor core. PTX ISA, "tcgen05 Memory Consistency Model", names the pairs of operations that are done in the order in which
 // one thread issues them. Between products and copies all are taken for such pairs, as NVIDIA's own kernels do.
-enum class Tensor : u8 { none, mma, cp, cp_4x256b, shift };
+enum class Tensor : u8 { none, access, mma, cp, cp_4x256b, shift };
 constexpr bool pipelined(Tensor first, Tensor second) {
-    if (first == Tensor::none || second == Tensor::none) return false;
+    if (first <= Tensor::access || second <= Tensor::access) return false;
     if (first == Tensor::shift) return second == Tensor::mma || second == Tensor::cp_4x256b;
     return second != Tensor::shift || first == Tensor::mma;
 }
@@ -70,6 +70,7 @@ struct Sanitizer {
     virtual void commit_group(Warp&, Engine) = 0;                                     // cp.async[.bulk].commit_group
     virtual void warp_sync(Warp&, u32 lanes) = 0;                // bar.warp.sync
     virtual void proxy_fence(Warp&, u32 lanes) = 0;              // fence.proxy.async
+    virtual void tensor_fence(Warp&, u32 lanes, bool before) = 0;    // tcgen05.fence::before_thread_sync, or after_thread_sync
     virtual void fence(Warp&, u32 lanes, bool gpu_scope) = 0;    // fence.acq_rel / membar
     virtual void global_release(Warp&, int lane, u64 address) = 0;   // atomic or store with release semantics, gpu scope
     virtual void global_acquire(Warp&, int lane, u64 address) = 0;

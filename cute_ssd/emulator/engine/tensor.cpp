@@ -413,7 +413,12 @@ HANDLER(wait_st, "tcgen05.wait::st") {
     return Flow::next;
 }
 
-// ---- commit ----------------------------------------------------------------------------------------------------------
+// ---- fences, commit --------------------------------------------------------------------------------------------------
+
+HANDLER(tensor_fence, "tcgen05.fence") {                                  // i0: 1 for before_thread_sync
+    IF_CHECKED(w, tensor_fence(w, mask, r.i0 != 0));
+    return Flow::next;
+}
 
 // a, b, i0: mbarrier; c: slot of the mask of CTAs, or -1; e: cta_group.
 HANDLER(commit, "tcgen05.commit") {

@@ -72,8 +72,12 @@ def wait_st(d: Decoder, i: Instruction, m: Modifiers) -> None:
     d.emit("tcgen05.wait::st")
 
 
-def fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
-    d.emit("nothing")  # it orders accesses to tensor memory around a barrier; the engine's barriers do that anyway
+def fence_before(d: Decoder, i: Instruction, m: Modifiers) -> None:
+    d.emit("tcgen05.fence", i0=1)
+
+
+def fence_after(d: Decoder, i: Instruction, m: Modifiers) -> None:
+    d.emit("tcgen05.fence", i0=0)
 
 
 def _load_or_store(d: Decoder, i: Instruction, m: Modifiers, name: str, packing: str, count_as: str) -> None:
@@ -210,6 +214,6 @@ def mma(d: Decoder, i: Instruction, m: Modifiers) -> None:
 ACTIONS = {
     "alloc": alloc, "dealloc": dealloc, "relinquish_alloc_permit": relinquish,
     "ld": load, "st": store, "wait::ld": wait_ld, "wait::st": wait_st,
-    "fence::before_thread_sync": fence, "fence::after_thread_sync": fence,
+    "fence::before_thread_sync": fence_before, "fence::after_thread_sync": fence_after,
     "commit": commit, "cp": copy, "shift": shift, "mma": mma,
 }  # fmt: skip

@@ -122,6 +122,8 @@ class _Costs:
             return self.make("branch", latency=m["branch_latency"])
         if handler.startswith("red.async."):
             return self.make("remote_store", "lsu", m["lsu_interval"], m["alu_latency"])
+        if handler == "tcgen05.fence":
+            return self.make("free")
         if handler == "nothing":
             return self.nothing(int(record["line"]))
         return self.memory(handler)
@@ -135,7 +137,7 @@ class _Costs:
             return self.make("dependency_launch")
         if "setmaxnreg" in text:
             return self.make("order", latency=self.model["order_latency"])
-        return self.make("free") if "tcgen05.fence" in text else self.make("plain")
+        return self.make("plain")
 
     def memory(self, handler: str) -> tuple[object, ...] | None:
         m = self.model
