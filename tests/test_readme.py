@@ -41,7 +41,7 @@ def test_commands_exist() -> None:
     commands = [
         found.replace("[arguments]", "one two") for found in re.findall(r"python -m cute_ssd ([^`\n]+)", README)
     ]
-    assert {c.split()[0] for c in commands} == {"check", "info", "explain", "compile", "emulate", "bench"}
+    assert {c.split()[0] for c in commands} == {"check", "info", "explain", "compile", "emulate", "model", "bench"}
     for command in commands:
         _parser().parse_args(shlex.split(command))
     (check,) = (line for line in README.splitlines() if line.startswith("| `python -m cute_ssd check`"))
