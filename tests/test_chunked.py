@@ -226,6 +226,16 @@ def test_one_sequence_and_head_never_see_another(poison: float, sequence: int) -
     assert torch.equal(bits(final)[same], bits(clean[1])[same])
 
 
+@pytest.mark.parametrize(("dtype", "D"), [(BF16, 1.0273), (BF16, 1e5), (F16, 1.00244)])
+def test_D_keeps_its_digits(tiles: cute_ssd.emulator.Report, dtype: torch.dtype, D: float) -> None:
+    """Where D x is all of y, the error is that of rounding y: these D lie between two numbers of 16 bits."""
+    made = inputs(1, 130, 4, 64, 1, 64, dtype=dtype)
+    made |= {"dt": torch.full((1, 130, 4), 1e-5), "D": torch.full((4,), D)}
+    y = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64).double()
+    true = reference.mamba_chunk_scan_combined(**{n: t.double() for n, t in made.items()})[0]
+    assert (y - true).norm() < 1.1 * (true.to(dtype) - true).norm()
+
+
 def test_nan_in_a_step_is_seen() -> None:
     """By its own token and those behind it, and by no other head or sequence."""
     call = build(POOL)

@@ -206,13 +206,13 @@ class ChunkScanKernel:
             if warp == sl.MMA_WARP:
                 self.multiply(cta, sC, sB, sState)
             if warp == sl.VECTOR_WARP:
-                self.vectors.run(cta, steps, D, load_x.atom, load_x.tensor, sX, self.product_mma(), 0)
+                self.vectors.run(cta, steps, load_x.atom, load_x.tensor, sX, self.product_mma(), 0)
             if warp == sl.PRODUCT_WARP:
                 self.product(cta, sX)
         elif warp < sl.EPILOGUE_WARPS[0]:
             cute.arch.setmaxregister_increase(sl.SEGSUM_REGISTERS)
             if warp == sl.SECOND_VECTOR_WARP:
-                self.vectors.run(cta, steps, D, load_x.atom, load_x.tensor, sX, self.product_mma(), 1)
+                self.vectors.run(cta, steps, load_x.atom, load_x.tensor, sX, self.product_mma(), 1)
             else:
                 self.segsum.run(cta, warp)
         else:

@@ -94,12 +94,12 @@ class Vectors:
         self.config, self.layout, self.pipes = config, layout, pipes
 
     @cute.jit
-    def run(self, cta: Cta, steps: Steps, D: Any, atom: cute.CopyAtom, mX: cute.Tensor, sX: cute.Tensor,
+    def run(self, cta: Cta, steps: Steps, atom: cute.CopyAtom, mX: cute.Tensor, sX: cute.Tensor,
             mma: cute.TiledMma, turn: Constexpr) -> None:  # fmt: skip
         heads = self.layout.heads
         # Item, heads before it, and this warp's head in it: one behind the last if it has none there.
         n, before, own = Int32(0), Int32(0), Int32(turn)
-        row, first, valid, rate, bias, scale, a, b, c, d = self.fetch(cta, steps, D, n, own)
+        row, first, valid, rate, bias, a, b, c, d = self.fetch(cta, steps, n, own)
         while n < cta.count:
             next_n, next_before, next_own = n, before, own + 2
             if (next_own >= heads) | (valid == 0):
@@ -108,10 +108,10 @@ class Vectors:
                     next_before = before + heads
                 next_own = (next_before + turn) & 1
             # The next head's numbers are on their way while this one is worked on.
-            following = self.fetch(cta, steps, D, next_n, next_own)
+            following = self.fetch(cta, steps, next_n, next_own)
             if (valid > 0) & (own < heads):
                 count = before + own
-                self.head(cta, steps, (rate, bias, scale), (a, b, c, d), valid, count)
+                self.head(cta, steps, (rate, bias), (a, b, c, d), valid, count)
                 gX = cute.local_tile(
                     cute.domain_offset((0, first, 0, 0), mX), (self.config.headdim, Q), (0, 0, None, None)
                 )
@@ -119,31 +119,27 @@ class Vectors:
                 head = item_of(cta, self.layout, n).head + own
                 copy_stage(self.pipes, cta, "x", count, self.layout.x_bytes, atom, tXg[None, head, row], tXs)
             n, before, own = next_n, next_before, next_own
-            row, first, valid, rate, bias, scale, a, b, c, d = following
+            row, first, valid, rate, bias, a, b, c, d = following
 
     @cute.jit
-    def fetch(self, cta: Cta, steps: Steps, D: Any, n: Int32, own: Int32) -> Any:
-        """(row, first, valid, rate, bias, D, raw dt of four tokens) of a head, or of any where there is none."""
+    def fetch(self, cta: Cta, steps: Steps, n: Int32, own: Int32) -> Any:
+        """(row, first, valid, rate, bias, raw dt of four tokens) of a head, or of any where there is none."""
         tile, head = item_of(cta, self.layout, cutlass.min(n, cta.count - 1))
         head = head + cutlass.min(own, self.layout.heads - 1)
         rate, bias = load_parameters(self.config, steps, head)
-        scale = Float32(0.0)
-        if const_expr(folds_D(self.config)):
-            scale = D[head, 0].to(Float32)
         raw = [
             load_step(
                 self.config, steps, tile.row, tile.first, sl.SUB * i + cta.lane, cutlass.max(tile.valid, 1), head
             ).to(Float32)
             for i in range(4)
         ]
-        return tile.row, tile.first, tile.valid, rate, bias, scale, raw[0], raw[1], raw[2], raw[3]
+        return tile.row, tile.first, tile.valid, rate, bias, raw[0], raw[1], raw[2], raw[3]
 
     @cute.jit
     def head(self, cta: Cta, steps: Steps, parameters: Any, raw: Any, valid: Int32, count: Int32) -> None:
         """Token 32 i + lane of a tile is number i of a lane."""
         config, lane = self.config, cta.lane
-        rate, bias, scale = parameters
-        given = [discretise_with(config, steps, raw[i], sl.SUB * i + lane < valid, (rate, bias)) for i in range(4)]
+        given = [discretise_with(config, steps, raw[i], sl.SUB * i + lane < valid, parameters) for i in range(4)]
         sums = [decay for _, decay in given]
         for distance in (1, 2, 4, 8, 16):
             for i in range_constexpr(4):
@@ -168,14 +164,7 @@ class Vectors:
                 sV[sl.SHIFTED + token] = sums[i] - cute.math.log2(given[i][0], fastmath=True)
             elif const_expr(config.A is not None):
                 sV[sl.SHIFTED + token] = given[i][0]
-        if const_expr(folds_D(config)):
-            sV[sl.D + lane] = scale
         self.pipes.arrive_full(cta.bars, "vectors", count)
-
-
-def folds_D(config: Chunked) -> bool:
-    """Whether D x is part of the product with M: one D for a head, on the diagonal."""
-    return config.D is not None and not config.channel_D
 
 
 class Segsum:
@@ -231,9 +220,6 @@ class Segsum:
         if const_expr(diagonal):
             sums = (sl.SHIFTED if shifted else sl.CUMSUM) + rows * sl.SUB
             vectors = vectors + [sums + start for start in range(0, sl.SUB, CHUNK)]
-        unit = cute.make_rmem_tensor(CHUNK, Float32)  # the diagonal, in the chunk that it crosses
-        for j in range_constexpr(CHUNK):
-            unit[j] = choose(lane % CHUNK == j, 1.0, 0.0)
         item, count = Int32(0), Int32(0)
         for n in cutlass.range(cta.count, unroll=1):
             if item_of(cta, layout, n).tile.valid > 0:
@@ -265,7 +251,7 @@ class Segsum:
                         if const_expr(sub < len(left)):
                             m = self.left_of_diagonal(loaded, scores, k * CHUNK, factors[sub])
                         else:
-                            m = self.on_diagonal(sV, loaded, scores, k * CHUNK, start, unit, own, rows, lane)
+                            m = self.on_diagonal(sV, loaded, scores, k * CHUNK, start, own, rows)
                         self.store(cta, m, m_column + (first + k * CHUNK) // 2, row)
                     cute.arch.fence_view_async_tmem_store()
                     before_sync()
@@ -281,10 +267,9 @@ class Segsum:
             m[j], m[j + 1] = mul2(True, (scores[at + j], scores[at + j + 1]), (m[j], m[j + 1]))
         return m
 
-    def on_diagonal(self, sV: Any, sums: Any, scores: Any, at: int, start: int, unit: Any, own: Any, rows: Any,
-                    lane: Any) -> Any:  # fmt: skip
-        """scores · 2^(own cs - cs of the column) · step, plus D on the diagonal. Masked scores are 0, so their decays,
-        which may grow without limit, must be numbers; a NaN has to stay one."""
+    def on_diagonal(self, sV: Any, sums: Any, scores: Any, at: int, start: int, own: Any, rows: Any) -> Any:
+        """scores · 2^(own cs - cs of the column) · step. Masked scores are 0, so their decays, which may grow without
+        limit, must be numbers; a NaN has to stay one."""
         m = cute.make_rmem_tensor(CHUNK, Float32)
         # In three passes: many independent exponentials before the first use of one.
         for j in range(0, CHUNK, 2):
@@ -297,10 +282,6 @@ class Segsum:
             steps = load_vector(sV, sl.SHIFTED + rows * sl.SUB + start)
             for j in range(0, CHUNK, 2):
                 m[j], m[j + 1] = mul2(True, (m[j], m[j + 1]), (steps[j], steps[j + 1]))
-        if folds_D(self.config):
-            D = choose(lane // CHUNK == start // CHUNK, sV[sl.D], 0.0)
-            for j in range(0, CHUNK, 2):
-                m[j], m[j + 1] = fma2(True, (unit[j], unit[j + 1]), (D, D), (m[j], m[j + 1]))
         return m
 
     def store(self, cta: Cta, m: Any, column: Any, row: Any) -> None:
@@ -405,8 +386,12 @@ class Epilogue:
         token = tile.first + cutlass.min(row, tile.valid - 1)
         wide = whole_sectors(operands.y)
         # A slab is free again when the last piece is in registers: large ones, as far as they go.
-        gated, config = self.config.z or self.config.channel_D, self.config
+        config = self.config
+        gated = config.z or config.D is not None
         pieces = self.pieces(16 if config.channel_D else 32 if gated or config.headdim > 96 else 64)
+        D = None
+        if const_expr(config.D is not None and not config.channel_D):
+            D = operands.D[head, 0].to(Float32)
         ahead = self.inputs(operands, tile.row, token, head, pieces[0])
         self.pipes.wait_full(bars, "y", slab * layout.slab_heads + part)
         after_sync()
@@ -422,7 +407,7 @@ class Epilogue:
             else:
                 if part == layout.slab_heads - 1:
                     arrive_after_tensor(self.pipes.empty(bars, "slab", slab))
-            self.gate(operands.D, inputs, values, head, at)
+            self.gate(operands, D, inputs, values, head, at)
             rounded = cute.make_rmem_tensor(width, self.dtype)
             rounded.store(values.load().to(self.dtype))
             if row < tile.valid:
@@ -436,7 +421,7 @@ class Epilogue:
         """x and z that a piece of y needs, on their way to registers."""
         at, width = piece
         config, found = self.config, []
-        for tensor, needed in ((operands.x, config.D is not None and config.channel_D), (operands.z, config.z)):
+        for tensor, needed in ((operands.x, config.D is not None), (operands.z, config.z)):
             loaded = None
             if needed:
                 loaded = cute.make_rmem_tensor(width, self.dtype)
@@ -444,14 +429,18 @@ class Epilogue:
             found.append(loaded)
         return found
 
-    def gate(self, D: Any, inputs: Any, values: Any, head: Any, at: int) -> None:
-        """D x, where D varies inside a head, and silu(z)."""
+    def gate(self, operands: Operands, D: Any, inputs: Any, values: Any, head: Any, at: int) -> None:
+        """D x, in fp32: on the diagonal of M it would lose the digits of D. And silu(z). D is that of the head, or None
+        where it varies inside."""
         x, z = (None if loaded is None else widen(loaded) for loaded in inputs)
-        for j in range(cute.size(values)):
+        for j in range(0, cute.size(values), 2):
+            pair = values[j], values[j + 1]
             if x is not None:
-                values[j] = values[j] + D[head, at + j].to(Float32) * x[j]
+                skip = (D, D) if D is not None else [operands.D[head, at + j + k].to(Float32) for k in range(2)]
+                pair = fma2(True, tuple(skip), (x[j], x[j + 1]), pair)
             if z is not None:
-                values[j] = values[j] * silu(z[j])
+                pair = mul2(True, pair, (silu(z[j]), silu(z[j + 1])))
+            values[j], values[j + 1] = pair
 
 
 def row_part(tensor: Any, batch_row: Any, token: Any, head: Any, at: int, width: int) -> Any:
