@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any, NamedTuple
+
+import torch
 
 from . import suite
 from .api import explain, ssd_chunk_scan
@@ -37,8 +37,7 @@ class Row(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The suite's: 1 at its bound, 0.5 at its baseline."""
-        return 1 / (1 + (self.time.us - self.sol_us) / (self.baseline_us - self.sol_us))
+        return suite.score(self.time.us, self.sol_us, self.baseline_us)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -53,21 +52,17 @@ class Row(NamedTuple):
 def rows(numbers: list[int] | None = None, model: Model | None = None) -> Iterator[Row]:
     """The cases of the suite, one after the other. Only the CTAs that stand for a whole grid are executed."""
     model = model or Model(CLOCKS[CLOCK])
-    table = json.loads(files("cute_ssd").joinpath("data/sol_suite.json").read_text())
-    published = {c["case"]: (c["sol_us"], c["baseline_us"]) for c in table["cases"]}
+    published = suite.published()
     for case in suite.cases(numbers):
         arguments = suite.inputs(case)
-        how = explain(ssd_chunk_scan, **arguments, arch=ARCH, return_final_states=True)
-        with emulate(ARCH, sanitize=False, timing=model, sampled=True) as report:
-            suite._call(arguments)
-        time = chain_time(report.recordings, model)
-        chunks = getattr(how, "chunks", None)
+        how = explain(ssd_chunk_scan, **arguments, arch=ARCH, return_final_states=True, state_dtype=torch.bfloat16)
+        time = _time(arguments, model)
         yield Row(
             case.case,
             case.batch,
             case.seqlen,
-            len(report.launches),
-            chunks.scan_heads if chunks else 0,
+            len(time.launches),
+            how.chunks.scan_heads if how.chunks else 0,
             max(launch.ctas for launch in time.launches),
             time,
             *published[case.case],
@@ -80,9 +75,12 @@ def call(
     """Modelled time of `ssd_chunk_scan` on bf16 of these sizes, with D and final states, without initial states."""
     model = model or Model()
     case = suite.Case(0, batch, seqlen, nheads, headdim, ngroups, dstate, 0.0, 0.0)
-    arguments = suite.inputs(case) | {"initial_states": None}
+    return _time(suite.inputs(case) | {"initial_states": None}, model)
+
+
+def _time(arguments: dict[str, Any], model: Model) -> ChainTime:
     with emulate(ARCH, sanitize=False, timing=model, sampled=True) as report:
-        suite._call(arguments)
+        suite.call(arguments)
     return chain_time(report.recordings, model)
 
 

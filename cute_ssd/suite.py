@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 def cases(numbers: list[int] | None = None) -> list[Case]:
     """The cases of the suite, or those of these numbers."""
-    table = json.loads(files("cute_ssd").joinpath("data/sol_suite.json").read_text())
+    table = _table()
     sizes = {name: table["fixed"][name] for name in ("nheads", "headdim", "ngroups", "dstate")}
     every = {
         c["case"]: Case(c["case"], c["batch"], c["seqlen"], **sizes, atol=c["atol"], rtol=c["rtol"])
@@ -64,6 +64,21 @@ def cases(numbers: list[int] | None = None) -> list[Case]:
         if number not in every:
             raise ShapeError(f"case is {number}, expected 0 to {max(every)}; pass a number of the suite.")
     return [every[number] for number in numbers] if numbers else list(every.values())
+
+
+def published() -> dict[int, tuple[float, float]]:
+    """case -> (bound, baseline), both in µs, as the suite publishes them for a B200."""
+    return {c["case"]: (c["sol_us"], c["baseline_us"]) for c in _table()["cases"]}
+
+
+def score(us: float, sol_us: float, baseline_us: float) -> float:
+    """The suite's score of one case: 1 at the bound, 0.5 at the published baseline."""
+    return 1 / (1 + (us - sol_us) / (baseline_us - sol_us))
+
+
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(files("cute_ssd").joinpath("data/sol_suite.json").read_text())
+    return table
 
 
 def inputs(case: Case, seed: int = 0, device: str = "cpu") -> dict[str, Any]:
@@ -132,7 +147,7 @@ def _check(case: Case, device: str, seed: int, sanitize: bool) -> Outcome:
         if device.startswith("sm_"):
             arguments = inputs(case, seed)
             with emulate(device, seed=seed, sanitize=sanitize):
-                outputs = _call(arguments)
+                outputs = call(arguments)
         else:
             arguments = inputs(case, seed, device)
             outputs, us = _timed(arguments, device)
@@ -146,7 +161,8 @@ def _check(case: Case, device: str, seed: int, sanitize: bool) -> Outcome:
     return Outcome(*named, us, worst, matched, matched >= REQUIRED_MATCH)
 
 
-def _call(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def call(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """y and final states in bf16, of arguments from `inputs`."""
     y, states = ssd_chunk_scan(**arguments, return_final_states=True, state_dtype=torch.bfloat16)
     return y, states
 
@@ -154,17 +170,17 @@ def _call(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
 def _timed(arguments: dict[str, Any], device: str) -> tuple[tuple[Tensor, Tensor], float]:
     """The outputs and the median time in µs of a few calls after a warm-up."""
 
-    def call() -> tuple[Tensor, Tensor]:
-        result = _call(arguments)
+    def finished() -> tuple[Tensor, Tensor]:
+        result = call(arguments)
         if device != "cpu":
             torch.cuda.synchronize()
         return result
 
-    outputs = call()
+    outputs = finished()
     seconds: list[float] = []
     while len(seconds) < RUNS and sum(seconds) < SECONDS:
         start = time.perf_counter()
-        call()
+        finished()
         seconds.append(time.perf_counter() - start)
     return outputs, statistics.median(seconds) * 1e6
 

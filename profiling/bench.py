@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from cute_ssd import suite
 from cute_ssd.errors import ShapeError
 
 from . import ProfilingError, baselines, cases, environment, results, timing
@@ -61,11 +62,11 @@ def _case(
         found[name] = _implementation(name, work, sets, device, flush, options)
     described = work._asdict() | {"case": work.key, "flops": work.flops, "compulsory_bytes": work.compulsory_bytes}
     if work.case is not None:
-        described["bound_us"], described["baseline_us"] = cases.published()[work.case]
+        described["bound_us"], described["baseline_us"] = suite.published()[work.case]
         for r in found.values():
             r["score"] = 0.0
             if r["median_us"] is not None:
-                r["score"] = results.score(r["median_us"], described["bound_us"], described["baseline_us"])
+                r["score"] = suite.score(r["median_us"], described["bound_us"], described["baseline_us"])
     return described | {"results": found}
 
 

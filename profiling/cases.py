@@ -1,8 +1,6 @@
 """What is measured: a case of the public suite, a model's shape, or sizes; its inputs, its call, what it must move."""
 
 import argparse
-import json
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import torch
@@ -149,16 +147,10 @@ def inputs(work: Work, seed: int = 0, device: str = "cpu") -> dict[str, Any]:
 def call(work: Work, arguments: dict[str, Any]) -> Any:
     """The call that is measured, on arguments of `inputs`."""
     if work.function == "ssd_chunk_scan":
-        return cute_ssd.ssd_chunk_scan(**arguments, return_final_states=True, state_dtype=torch.bfloat16)
+        return suite.call(arguments)
     if work.function == "selective_state_update":
         return cute_ssd.selective_state_update(**arguments, dt_softplus=True)
     return cute_ssd.mamba_chunk_scan_combined(**arguments, chunk_size=256, dt_softplus=True, return_final_states=True)
-
-
-def published() -> dict[int, tuple[float, float]]:
-    """case -> (bound, baseline), both in µs, as the suite publishes them for a B200."""
-    table = json.loads(files("cute_ssd").joinpath("data/sol_suite.json").read_text())
-    return {c["case"]: (c["sol_us"], c["baseline_us"]) for c in table["cases"]}
 
 
 def require_device(device: str) -> None:

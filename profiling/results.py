@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cute_ssd import suite
+
 from . import ProfilingError
-from .cases import published
 
 OURS = "cute_ssd"
 
@@ -83,16 +84,11 @@ def geomean(values: Iterable[float]) -> float | None:
     return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
-def score(us: float, sol_us: float, baseline_us: float) -> float:
-    """The suite's score of one case: 1 at the bound, 0.5 at the published baseline."""
-    return 1 / (1 + (us - sol_us) / (baseline_us - sol_us))
-
-
 def mean_score(times: Mapping[int | str, float | None]) -> float | None:
     """The mean of the scores of the suite's cases among these; None without one. A case that failed scores 0."""
-    table = published()
+    table = suite.published()
     scores = [
-        0.0 if us is None else score(us, *table[key])
+        0.0 if us is None else suite.score(us, *table[key])
         for key, us in times.items()
         if isinstance(key, int) and key in table
     ]

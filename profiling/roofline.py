@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cute_ssd import suite
+
 from . import ProfilingError, cases, results
 
 
@@ -95,7 +97,7 @@ def works(whole: results.Results) -> dict[int | str, cases.Work]:
         if "nheads" in case:
             known = {name: case[name] for name in cases.Work._fields}
             found[key] = cases.Work(**known | {"case": key if isinstance(key, int) else None})
-        elif isinstance(key, int) and key in cases.published():
+        elif isinstance(key, int) and key in suite.published():
             found[key] = cases.suite_work(key)
     return found
 

@@ -164,7 +164,7 @@ def recordings(arguments: argparse.Namespace, model: Model) -> list[Recording]:
             )
         return replay(arguments.script, arguments.arguments, model)
     with emulate("sm_100a", sanitize=False, timing=model, sampled=True) as report:
-        suite._call(suite.inputs(suite.cases([arguments.case])[0]))
+        suite.call(suite.inputs(suite.cases([arguments.case])[0]))
     return report.recordings
 
 

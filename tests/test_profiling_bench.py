@@ -25,12 +25,12 @@ def test_statistics() -> None:
 
 
 def test_scores() -> None:
-    sol, baseline = cases.published()[0]
-    assert (results.score(sol, sol, baseline), results.score(baseline, sol, baseline)) == (1.0, 0.5)
-    assert results.score(2 * baseline, sol, baseline) < 0.5
+    sol, baseline = suite.published()[0]
+    assert (suite.score(sol, sol, baseline), suite.score(baseline, sol, baseline)) == (1.0, 0.5)
+    assert suite.score(2 * baseline, sol, baseline) < 0.5
     # The figures that the suite publishes for the geometric means of its record and of its last entry.
-    assert results.score(48.5, 2.905, 683.75) == pytest.approx(0.937, abs=1e-3)
-    assert results.score(473.4, 2.905, 683.75) == pytest.approx(0.591, abs=1e-3)
+    assert suite.score(48.5, 2.905, 683.75) == pytest.approx(0.937, abs=1e-3)
+    assert suite.score(473.4, 2.905, 683.75) == pytest.approx(0.591, abs=1e-3)
     assert results.mean_score({0: sol, 1: None, "mamba2-2.7b": 3.0}) == pytest.approx(0.5)
     assert results.mean_score({"mamba2-2.7b": 3.0}) is None
 
@@ -182,7 +182,7 @@ def test_a_suite_case_has_a_score(capsys: pytest.CaptureFixture[str]) -> None:
     whole = json.loads(capsys.readouterr().out)
     (case,) = whole["cases"]
     us = case["results"]["cute_ssd"]["median_us"]
-    assert whole["score"] == case["results"]["cute_ssd"]["score"] == results.score(us, *cases.published()[3])
+    assert whole["score"] == case["results"]["cute_ssd"]["score"] == suite.score(us, *suite.published()[3])
     # What cannot run is in the result with its reason, and does not stop the others.
     assert "mamba_ssm" in case["results"]["mamba_ssm"]["message"] and case["results"]["mamba_ssm"]["score"] == 0
     assert "mamba_ssm: mamba_ssm" in bench.text(whole) and "(case 3)" in bench.text(whole)
