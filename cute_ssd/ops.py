@@ -95,27 +95,33 @@ class Asked(NamedTuple):
     kernels: dict[Any, Any]
 
     def refuse_overlap(self, args: tuple[Any, ...], *written: tuple[str, int]) -> None:
-        """As the function of this name, for arguments `written` (names and numbers) and all others."""
+        """What is written, arguments `written` (names and numbers), must not be read as something else."""
         places = [(args[number].data_ptr(), span) for number, span in self.spans.items()]
         for name, number in written:
             low = args[number].data_ptr()
             high = low + self.spans.get(number, 0)
             if len([low for start, span in places if start < high and low < start + span]) > 1:  # with itself
-                raise ShapeError(_OVERLAP.format(name))
+                raise ShapeError(
+                    f"{name} shares memory with an input, expected memory of its own; pass a fresh tensor."
+                )
 
 
-_OVERLAP = "{} shares memory with an input, expected memory of its own; pass a fresh tensor."
 _ASKED: dict[Any, Asked] = {}
 
 
 def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any) -> Asked:
     """The problem and plan of an eager call, remembered by all that the checks see of its arguments: they would be a
-    quarter of what a small call costs beside its arithmetic. `names` are those of the arguments."""
+    quarter of what a small call costs beside its arithmetic. `names` are those of the arguments. Where the tensors lie
+    matters to GPU kernels only."""
+    arch = emulated_arch()
+    on_gpu = bool(arch) or args[0].is_cuda
     key = (
         describe,
-        emulated_arch(),
+        arch,
         *[
-            (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() % VECTOR_BYTES) if isinstance(t, Tensor) else t
+            (t.shape, t.stride(), t.dtype, t.get_device(), on_gpu and t.data_ptr() % VECTOR_BYTES)
+            if isinstance(t, Tensor)
+            else t
             for t in args
         ],
     )
@@ -123,10 +129,17 @@ def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any)
     if found is None:
         if len(_ASKED) >= 1024:  # lengths that never come again
             _ASKED.clear()
-        asked = problem.with_layout(describe(*args), dict(zip(names, args, strict=True)))
-        spans = {n: _span(t)[1] - _span(t)[0] for n, t in enumerate(args) if isinstance(t, Tensor) and t.numel()}
+        asked = describe(*args)
+        if on_gpu:
+            asked = problem.with_layout(asked, dict(zip(names, args, strict=True)))
+        spans = {n: _span(t) for n, t in enumerate(args) if isinstance(t, Tensor) and t.numel()}
         _ASKED[key] = found = Asked(asked, plan(asked, Device.of(args[0].device)), spans, {})
     return found
+
+
+def _span(tensor: Tensor) -> int:
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
 
 
 def _require_support(problem: Problem, x: Tensor) -> None:
@@ -441,14 +454,15 @@ def _varlen_outputs(p: Problem, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    p, how, *_ = _asked_varlen(*args)
+    asked = _asked_varlen(*args)
+    p = asked.problem
     query_start_loc, out = args[5], args[-1]
     initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states = args[-6:-2]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
     wanted = return_chunk_states or cu_chunk_seqlens is not None  # contradicting chunks are refused in any case
     checked = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen) if wanted else None
     ends = checked if return_chunk_states else None
-    refuse_overlap("out", out, args[:-1])
+    asked.refuse_overlap(args, ("out", len(args) - 1))
     final_states, chunk_states = _varlen_outputs(p, args)
     first_row = [0]
     for mine in ends or ():
@@ -460,7 +474,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     cpu.scan(
         _packed_inputs(p, *args[:5], settings=args[6:13]),
         sequences,
-        how,
+        asked.plan,
         out[None],
         lambda ids: None if initial_states is None else _gather(initial_states, ids),
         (lambda s: [final_states[s]]) if return_final_states else None,
@@ -488,14 +502,14 @@ def _inplace_problem(*args: Any) -> Problem:
 
 
 def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
-    p, how, *_ = _asked_inplace(*args)
+    asked = _asked_inplace(*args)
+    p = asked.problem
     x, dt, A, B, C, ssm_pool, cache_indices, query_start_loc, has_initial_state, pad_slot_id = args[:10]
     out = args[-1]
     sequences = from_offsets("query_start_loc", query_start_loc, p.seqlen)
     has_tokens = [stop > start for start, stop in zip(sequences.starts, sequences.stops, strict=True)]
     slots = live_slots("cache_indices", cache_indices, pad_slot_id, ssm_pool.shape[0], has_tokens)
-    refuse_overlap("out", out, args[:-1])
-    refuse_overlap("ssm_pool", ssm_pool, (*args[:5], *args[6:-1]))
+    asked.refuse_overlap(args, ("out", len(args) - 1), ("ssm_pool", 5))
     started = [False] * len(slots) if has_initial_state is None else has_initial_state.tolist()
 
     def initial(ids: list[int]) -> Tensor | None:
@@ -513,7 +527,8 @@ def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
         slot = slots[s]
         return [] if slot is None else [ssm_pool[slot]]
 
-    cpu.scan(_packed_inputs(p, x, dt, A, B, C, settings=args[10:17]), sequences, how, out[None], initial, final)
+    inputs = _packed_inputs(p, x, dt, A, B, C, settings=args[10:17])
+    cpu.scan(inputs, sequences, asked.plan, out[None], initial, final)
 
 
 def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
@@ -521,36 +536,17 @@ def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
 
 
 def _selective_state_update_cpu(*args: Any) -> None:
-    p, how, *_ = _asked_update(*args)
+    asked = _asked_update(*args)
     state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, out = args
     slots = None
     if state_batch_indices is not None:
-        slots = live_slots("state_batch_indices", state_batch_indices, pad_slot_id, state.shape[0], [True] * p.batch)
-    refuse_overlap("out", out, args[:-1])
-    refuse_overlap("state", state, args[1:-1])
-    cpu_decode.state_update(how, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
+        slots = live_slots("state_batch_indices", state_batch_indices, pad_slot_id, state.shape[0], [True] * x.shape[0])
+    asked.refuse_overlap(args, ("out", len(args) - 1), ("state", 0))
+    cpu_decode.state_update(asked.plan, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, out)
 
 
 def _selective_state_update_fake(*args: Any) -> None:
     _require_support(problem.state_update(*args), args[1])
-
-
-def refuse_overlap(name: str, out: Tensor, inputs: tuple[Any, ...]) -> None:
-    """What is written must not be read as something else."""
-    for tensor in inputs:
-        if isinstance(tensor, Tensor) and _share_storage(out, tensor) and tensor.numel() and out.numel():
-            low, high = _span(tensor)
-            first, last = _span(out)
-            if low < last and first < high:
-                raise ShapeError(_OVERLAP.format(name))
-
-
-_share_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
 _asked_varlen = functools.partial(_asked, _varlen_problem, _argument_names("chunk_scan_varlen"))
