@@ -9,9 +9,10 @@ from torch import Tensor
 from .compile import compiled
 from .device import MULTIPROCESSORS
 from .errors import UnsupportedError
-from .kernels.dims import MAX_SIZE, VECTOR_BYTES, Recurrence, has_f32x2
+from .kernels.dims import MAX_SIZE, VECTOR_BYTES, Recurrence, has_f32x2, rows_are_aligned
 from .kernels.sm100.config import Chunked
 from .plan import Chunks
+from .problem import varies_inside_a_head
 
 _DTYPES = {
     torch.float32: "float32",
@@ -126,30 +127,12 @@ def _chunked(
 ) -> tuple[Chunked, tuple[str, ...]]:
     """The kernels, and the operands with strides that no element needs and that the kernels do not take."""
     o = _named(geometries)
-
-    def name(operand: str) -> str | None:
-        geometry = o[operand]
-        return None if geometry is None else geometry.name
-
-    x, B, dt, D = o["x"], o["B"], o["dt"], o["D"]
-    assert x is not None and B is not None and dt is not None
+    D = o["D"]
     state_heads, scan_heads, local, chunk_tiles = choice
     kernels = Chunked(
-        headdim=x.shape[-1],
-        dstate=B.shape[-1],
-        dtype=x.name,
-        dt=dt.name,
-        A=name("A"),
-        dt_bias=name("dt_bias"),
+        **_of_operands(o),
         softplus=softplus,
-        D=name("D"),
         channel_D=D is not None and D.strides[-1] != 0,
-        z=o["z"] is not None,
-        initial=name("initial"),
-        final=name("final"),
-        offsets=name("offsets"),
-        slots=name("slots"),
-        flags=o["flags"] is not None,
         local=local,
         state_heads=state_heads,
         scan_heads=scan_heads,
@@ -184,10 +167,7 @@ class _Geometry(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every row starts at a multiple of 16 bytes."""
-        item = self.dtype.itemsize
-        pitches = (stride for stride, size in zip(self.strides[:-1], self.shape, strict=False) if size > 1)
-        return not self.misalignment and not any(pitch * item % VECTOR_BYTES for pitch in pitches)
+        return rows_are_aligned(self.dtype.itemsize, self.shape, self.strides, self.misalignment)
 
     @property
     def has_odd_strides(self) -> bool:
@@ -207,6 +187,21 @@ def _named(geometries: tuple[Any, ...]) -> dict[str, _Geometry | None]:
     return dict(zip(Operands._fields, named, strict=True))
 
 
+def _of_operands(o: dict[str, _Geometry | None]) -> dict[str, Any]:
+    """What the configuration of any kernel says of its operands."""
+    x, B = o["x"], o["B"]
+    assert x is not None and B is not None
+    dtypes = ("dt", "A", "dt_bias", "D", "initial", "final", "offsets", "slots")
+    return {
+        "headdim": x.shape[-1],
+        "dstate": B.shape[-1],
+        "dtype": x.name,
+        "z": o["z"] is not None,
+        "flags": o["flags"] is not None,
+        **{name: None if (given := o[name]) is None else given.name for name in dtypes},
+    }
+
+
 @lru_cache(maxsize=4096)  # a call from a model's loop has been here before
 def _kernel(
     geometries: tuple[Any, ...], num_seqs: int, arch: str, softplus: bool, single: bool
@@ -215,31 +210,13 @@ def _kernel(
     o = _named(geometries)
     if reasons := _obstacles(o, num_seqs):
         raise UnsupportedError(f"The recurrence kernel cannot run this call: {'; '.join(reasons)}.")
-
-    def name(operand: str) -> str | None:
-        geometry = o[operand]
-        return None if geometry is None else geometry.name
-
-    x, B, dt = o["x"], o["B"], o["dt"]
-    assert x is not None and B is not None and dt is not None
-    headdim, dstate = x.shape[-1], B.shape[-1]
-    fits = Recurrence.fits(headdim, dstate, x.name, (name("initial"), name("final")))
+    fields = _of_operands(o)
+    states = (fields["initial"], fields["final"])
+    fits = Recurrence.fits(fields["headdim"], fields["dstate"], fields["dtype"], states)
     odd = tuple(operand for operand in ROWS if (row := o[operand]) is not None and row.strides[-1] != 1)
     kernel = Recurrence(
-        headdim=headdim,
-        dstate=dstate,
-        dtype=x.name,
-        dt=dt.name,
-        A=name("A"),
-        dt_bias=name("dt_bias"),
+        **fields,
         softplus=softplus,
-        D=name("D"),
-        z=o["z"] is not None,
-        initial=name("initial"),
-        final=name("final"),
-        offsets=name("offsets"),
-        slots=name("slots"),
-        flags=o["flags"] is not None,
         single=single,
         aligned=fits and all(row.is_aligned for operand in ROWS if (row := o[operand]) is not None),
         f32x2=has_f32x2(arch),
@@ -311,9 +288,9 @@ def step_operands(
 
 def per_head(tensor: Tensor, rank: int) -> Tensor | None:
     """The first `rank` dimensions of a tensor that is the same along the others, or None where it varies."""
+    if varies_inside_a_head(tensor, rank):
+        return None
     while tensor.ndim > rank:
-        if tensor.shape[-1] > 1 and tensor.stride(-1) != 0:
-            return None
         tensor = tensor[..., 0]
     return tensor
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import checks
 from .errors import DtypeError, ShapeError
+from .kernels.dims import rows_are_aligned
 
 INF = float("inf")
 
@@ -302,7 +303,7 @@ def with_layout(problem: Problem, tensors: dict[str, Any]) -> Problem:
             refused.append(f"the last dimension of {name} has stride {t.stride(-1)}, expected 1")
     if problem.decode:
         for name, rank in _PER_HEAD.items():
-            if name in given and _varies_inside_a_head(given[name], rank):
+            if name in given and varies_inside_a_head(given[name], rank):
                 refused.append(
                     f"{name} must have one value for each head: pass (…, nheads) tensors, or expand them (stride 0) "
                     "over headdim and dstate"
@@ -311,17 +312,16 @@ def with_layout(problem: Problem, tensors: dict[str, Any]) -> Problem:
     return problem._replace(refused=tuple(refused), misaligned=misaligned)
 
 
-def _varies_inside_a_head(tensor: Tensor, rank: int) -> bool:
+def varies_inside_a_head(tensor: Tensor, rank: int) -> bool:
+    """Whether the dimensions behind the first `rank` hold more than one value."""
     inner = zip(tensor.shape[rank:], tensor.stride()[rank:], strict=True)
     return any(size > 1 and stride != 0 for size, stride in inner)
 
 
 def _is_aligned(tensor: Tensor) -> bool:
-    """Whether every row starts at a multiple of 16 bytes."""
     item = tensor.dtype.itemsize
-    start = tensor.storage_offset() * item if tensor.device.type == "meta" else tensor.data_ptr()
-    pitches = zip(tensor.stride()[:-1], tensor.shape, strict=False)
-    return not start % 16 and not any(size > 1 and stride * item % 16 for stride, size in pitches)
+    start = int(tensor.storage_offset()) * item if tensor.device.type == "meta" else tensor.data_ptr()
+    return rows_are_aligned(item, tensor.shape, tensor.stride(), start)
 
 
 def with_heads(

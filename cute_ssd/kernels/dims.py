@@ -1,5 +1,6 @@
 """Sizes, layouts and the configuration of the kernels: shared by plan, launch and kernels; imports no cutlass."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -19,6 +20,12 @@ TILE_BYTES = 40 << 10  # of shared memory for each CTA: five CTAs on a multiproc
 def has_f32x2(arch: str) -> bool:
     """Whether fp32 arithmetic on pairs is one instruction. sm_120 has it in PTX, but executes two and moves besides."""
     return 100 <= int(arch.removeprefix("sm_").rstrip("af")) < 120
+
+
+def rows_are_aligned(itemsize: int, shape: Sequence[int], strides: Sequence[int], start: int) -> bool:
+    """Whether every row of a tensor at address `start` begins at a multiple of 16 bytes."""
+    pitches = (stride * itemsize for size, stride in zip(shape[:-1], strides, strict=False) if size > 1)
+    return start % VECTOR_BYTES == 0 and not any(pitch % VECTOR_BYTES for pitch in pitches)
 
 
 class Layout(NamedTuple):
