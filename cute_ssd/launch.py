@@ -49,7 +49,6 @@ class Operands(NamedTuple):
         return self.x.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
 
 
-_BEHIND_FINAL = Operands._fields.index("final") + 1
 ROWS = ("x", "B", "C", "z", "y", "initial", "final")  # read and written in whole vectors
 
 
@@ -99,10 +98,7 @@ def chunked(
     if odd:
         operands = operands._replace(**{name: _dense_strides(getattr(operands, name)) for name in odd})
     workspace = torch.empty(chunks.workspace_bytes, dtype=torch.uint8, device=operands.x.device)
-    function(
-        *operands[:_BEHIND_FINAL], chunk_states, *operands[_BEHIND_FINAL:], workspace, chunks.tiles, *dt_limit,
-        pad_slot_id, ctas,
-    )  # fmt: skip
+    function(*operands, chunk_states, workspace, chunks.tiles, *dt_limit, pad_slot_id, ctas)
 
 
 def chunked_kernels(operands: Operands, chunks: Chunks, *, softplus: bool) -> Chunked:

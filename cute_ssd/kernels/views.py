@@ -1,5 +1,6 @@
 """Short vectors of memory, at 64-bit offsets, and the tensors without data that kernels are compiled on."""
 
+from collections.abc import Callable
 from typing import Any
 
 import cutlass.cute as cute
@@ -35,8 +36,28 @@ def load_wide(source: Any) -> Any:
     return widen(found)
 
 
-def fake_arguments(config: Recurrence) -> list[Any]:
-    """Of `RecurrenceKernel.__call__`, for the compiler: sizes and strides are known at the call only."""
+def store_sectors(source: Any, target: Any) -> None:
+    """A short vector to memory at a multiple of 32 bytes, in 256-bit stores: each fills a sector of the L2 cache."""
+    width = 256 // source.element_type.width
+    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), source.element_type, num_bits_per_copy=256)
+    parts = cute.make_layout((width, cute.size(source) // width))
+    registers, memory = (cute.make_tensor(t, parts) for t in (source.iterator, target.iterator.align(32)))
+    for k in range(cute.size(parts, mode=[1])):
+        cute.copy(copy, registers[None, k], memory[None, k])
+
+
+def fake_rows(dtype: str | None, shape: tuple[Any, ...], align: int | None, multiple: int = 1) -> Any:
+    """A tensor without data, for the compiler, whose last dimension is dense; all other strides are multiples of so
+    many elements, and the first element lies at one of `align` bytes."""
+    if dtype is None:
+        return None
+    strides = (*(cute.sym_int64(divisibility=multiple) for _ in shape[1:]), 1)
+    return cute.runtime.make_fake_tensor(numeric(dtype), shape, strides, assumed_align=align)
+
+
+def fake_operands(config: Any, rows: Callable[..., Any]) -> dict[str, Any]:
+    """Of any kernel's configuration, in the order of `launch.Operands`: sizes and strides are known at the call only.
+    `rows(dtype, *shape)` makes the tensors that are read and written by rows."""
     batch, seqlen, nheads, ngroups, sequences, bounds = (cute.sym_int32() for _ in range(6))
 
     def strided(dtype: str | None, *shape: Any) -> Any:
@@ -44,30 +65,31 @@ def fake_arguments(config: Recurrence) -> list[Any]:
             return None
         return cute.runtime.make_fake_tensor(numeric(dtype), shape, tuple(cute.sym_int64() for _ in shape))
 
-    def rows(dtype: str | None, *shape: Any) -> Any:
-        if dtype is None:
-            return None
-        strides = (*(cute.sym_int64() for _ in shape[1:]), 1)
-        align = VECTOR_BYTES if config.aligned else None
-        return cute.runtime.make_fake_tensor(numeric(dtype), shape, strides, assumed_align=align)
-
     x, B = (batch, seqlen, nheads, config.headdim), (batch, seqlen, ngroups, config.dstate)
     state = (nheads, config.headdim, config.dstate)
+    return {
+        "x": rows(config.dtype, *x),
+        "dt": strided(config.dt, batch, seqlen, nheads),
+        "A": strided(config.A, nheads),
+        "B": rows(config.dtype, *B),
+        "C": rows(config.dtype, *B),
+        "D": strided(config.D, nheads, config.headdim),
+        "z": rows(config.dtype if config.z else None, *x),
+        "dt_bias": strided(config.dt_bias, nheads),
+        "y": rows(config.dtype, *x),
+        "offsets": strided(config.offsets, bounds),
+        "initial": rows(config.initial, cute.sym_int32(), *state),
+        "final": rows(config.final, cute.sym_int32(), *state),
+        "slots": strided(config.slots, sequences),
+        "flags": strided("bool" if config.flags else None, sequences),
+    }
+
+
+def fake_arguments(config: Recurrence) -> list[Any]:
+    """Of `RecurrenceKernel.__call__`."""
+    align = VECTOR_BYTES if config.aligned else None
     return [
-        rows(config.dtype, *x),
-        strided(config.dt, batch, seqlen, nheads),
-        strided(config.A, nheads),
-        rows(config.dtype, *B),
-        rows(config.dtype, *B),
-        strided(config.D, nheads, config.headdim),
-        rows(config.dtype if config.z else None, *x),
-        strided(config.dt_bias, nheads),
-        rows(config.dtype, *x),
-        strided(config.offsets, bounds),
-        rows(config.initial, cute.sym_int32(), *state),
-        rows(config.final, cute.sym_int32(), *state),
-        strided(config.slots, sequences),
-        strided("bool" if config.flags else None, sequences),
+        *fake_operands(config, lambda dtype, *shape: fake_rows(dtype, shape, align)).values(),
         Float32(0.0),
         Float32(0.0),
         Int64(0),

@@ -63,33 +63,13 @@ def fake_arguments(config: ScanOnly) -> list[Any]:
     from cutlass import Float32, Int32
 
     from cute_ssd.kernels.arithmetic import numeric
+    from cute_ssd.kernels.sm100.chunked import fake_operands
 
-    batch, seqlen, nheads, ngroups, tiles = (cute.sym_int32() for _ in range(5))
-
-    def strided(dtype: str | None, *shape: Any) -> Any:
-        if dtype is None:
-            return None
-        return cute.runtime.make_fake_tensor(numeric(dtype), shape, tuple(cute.sym_int64() for _ in shape))
-
-    def rows(dtype: str | None, *shape: Any) -> Any:
-        if dtype is None:
-            return None
-        strides = (*(cute.sym_int64(divisibility=8) for _ in shape[1:]), 1)
-        return cute.runtime.make_fake_tensor(numeric(dtype), shape, strides, assumed_align=16)
-
-    x, B = (batch, seqlen, nheads, config.headdim), (batch, seqlen, ngroups, config.dstate)
-    state = (tiles, nheads, config.headdim, config.dstate)
+    operands, tiles = fake_operands(config), cute.sym_int32()
+    state = (tiles, operands["x"].shape[2], config.headdim, config.dstate)
     dense = cute.runtime.make_fake_compact_tensor
     return [
-        rows(config.dtype, *x),
-        strided(config.dt, batch, seqlen, nheads),
-        strided(config.A, nheads),
-        rows(config.dtype, *B),
-        rows(config.dtype, *B),
-        strided(config.D, nheads, config.headdim),
-        rows(config.dtype if config.z else None, *x),
-        strided(config.dt_bias, nheads),
-        rows(config.dtype, *x),
+        *(operands[name] for name in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "y")),
         dense(numeric(config.dtype), state, stride_order=(3, 2, 1, 0), assumed_align=16),
         dense(Int32, (tiles, 4), stride_order=(1, 0), assumed_align=16) if config.offsets else None,
         Float32(0.0),

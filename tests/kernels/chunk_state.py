@@ -25,11 +25,9 @@ class States(Chunked):
         from cutlass import Float32, Int32, Int64
 
         from cute_ssd.kernels.arithmetic import numeric
-        from cute_ssd.kernels.sm100.chunked import fake_arguments
+        from cute_ssd.kernels.sm100.chunked import fake_operands
 
-        given = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "y", "offsets", "initial", "final", "chunk_states",
-                 "slots", "flags")  # fmt: skip
-        tensors = dict(zip(given, fake_arguments(self), strict=False))
+        tensors = fake_operands(self)
         for unused in ("C", "D", "z", "y"):
             del tensors[unused]
         nheads, tiles, dense = tensors["x"].shape[2], cute.sym_int32(), cute.runtime.make_fake_compact_tensor
@@ -63,7 +61,7 @@ def _kernels() -> Any:
 
         @cute.jit
         def __call__(self, x: cute.Tensor, dt: cute.Tensor, A: Any, B: cute.Tensor, dt_bias: Any, offsets: Any,
-                     initial: Any, final: Any, chunk_states: Any, slots: Any, flags: Any, local: cute.Tensor,
+                     initial: Any, final: Any, slots: Any, flags: Any, chunk_states: Any, local: cute.Tensor,
                      incoming: cute.Tensor, decay: cute.Tensor, table: Any, dt_min: Float32, dt_max: Float32,
                      pad_slot: Int64, ctas: Int32, stream: Any) -> None:  # fmt: skip
             self.state(x, B, Steps(dt, A, dt_bias, dt_min, dt_max), offsets, local, decay, table, ctas, stream)
@@ -180,9 +178,9 @@ class Call(NamedTuple):
     offsets: Tensor | None
     initial: Tensor | None
     final: Tensor | None
-    chunk_states: Tensor | None
     slots: Tensor | None
     flags: Tensor | None
+    chunk_states: Tensor | None
     local: Tensor
     incoming: Tensor
     decay: Tensor

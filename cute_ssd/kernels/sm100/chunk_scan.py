@@ -21,20 +21,13 @@ from cutlass.memory import SmemAllocator
 
 from ..arithmetic import numeric
 from . import scan_layout as sl
-from .config import TENSOR_COLUMNS, Chunked, Q, block_features
-from .pipes import Pipe, Pipes, after_sync
-from .scan_roles import Cta, Epilogue, Operands, Segsum, Sizes, Vectors, copy_stage, item_of, partition
+from .config import MMA_K, TENSOR_COLUMNS, Chunked, Q, block_features
+from .pipes import Copies, Pipe, Pipes, after_sync, copy_stage
+from .scan_roles import Cta, Epilogue, Operands, Segsum, Sizes, Vectors, item_of, partition
 from .steps import Steps
-from .tiles import tiles_per_row
+from .tiles import clear_tail, tiles_per_row
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
-
-
-class Copies(NamedTuple):
-    """A TMA atom with the tensor it copies."""
-
-    atom: Any
-    tensor: Any
 
 
 class Layouts(NamedTuple):
@@ -250,14 +243,14 @@ class ChunkScanKernel:
                 tBs, tBg = partition(load_B.atom, sB, scores.partition_B(gB))
                 for block in range_constexpr(layout.blocks):
                     where = (None, block, group, item.tile.row)
-                    copy_stage(self.pipes, cta, "ring", ring, sl.SLOT_BYTES, load_B.atom, tBg[where], tBs)
-                    copy_stage(self.pipes, cta, "c", c, sl.SLOT_BYTES, load_C.atom, tCg[where], tCs)
+                    copy_stage(self.pipes, cta.bars, "ring", ring, sl.SLOT_BYTES, load_B.atom, tBg[where], tBs)
+                    copy_stage(self.pipes, cta.bars, "c", c, sl.SLOT_BYTES, load_C.atom, tCg[where], tCs)
                     c, ring = c + 1, ring + 1
                 first_slab = item.head // layout.slab_heads
                 for slab in cutlass.range(layout.item_slabs, unroll=1):
                     for block in range_constexpr(layout.blocks):
                         source = tSg[None, first_slab + slab, block, item.tile.slot]
-                        copy_stage(self.pipes, cta, "ring", ring, state_bytes, load_state.atom, source, tSs)
+                        copy_stage(self.pipes, cta.bars, "ring", ring, state_bytes, load_state.atom, source, tSs)
                         ring += 1
 
     def rows(self, tensor: Any, first: Any) -> Any:
@@ -321,43 +314,23 @@ class ChunkScanKernel:
                     tM = cute.make_tensor(cute.recast_ptr(cta.tmem + m_column, dtype=self.dtype), m_layout)
                     self.pipes.wait_full(bars, "x", head)
                     if valid % 16 != 0:
-                        self.clear_tail(sX, stage, valid, cta.lane)
+                        # M is 0 in the columns behind the tile's tokens, but 0·NaN is not.
+                        at = sX.iterator.toint() + stage * layout.x_bytes
+                        clear_tail(at, self.dtype, block_features(P), P, Q, valid, cta.lane)
                     self.pipes.wait_full(bars, "scaled", head)
                     self.pipes.wait_full(bars, "m", head)
                     after_sync()
                     mma.set(tcgen05.Field.ACCUMULATE, True)
                     if valid == Q:
-                        for step in range_constexpr(Q // sl.MMA_K):
+                        for step in range_constexpr(Q // MMA_K):
                             cute.gemm(mma, tY, tM[None, None, step, 0], rX[None, None, step, stage], tY)
                     else:
-                        for step in cutlass.range((valid + sl.MMA_K - 1) // sl.MMA_K, unroll=1):
+                        for step in cutlass.range((valid + MMA_K - 1) // MMA_K, unroll=1):
                             cute.gemm(mma, tY, tM[None, None, step, 0], rX[None, None, step, stage], tY)
                     self.pipes.commit_empty(bars, "x", head)
                     self.pipes.commit_empty(bars, "m", head)
                     self.pipes.commit_full(bars, "y", head)
                     head += 1
-
-    @cute.jit
-    def clear_tail(self, sX: cute.Tensor, stage: Int32, valid: Int32, lane: Int32) -> None:
-        """Zeros in the rows of x behind the tile's tokens that its last K step reads: M is 0 there, but 0·NaN is not.
-
-        Swizzles permute the 16-byte pieces of a token within a block of features, so the rows of a block to be cleared
-        are a range of bytes.
-        """
-        P = self.config.headdim
-        width = block_features(P)
-        pieces = width // 8
-        base = sX.iterator.toint() + stage * self.layout.x_bytes
-        pointer = cute.make_ptr(self.dtype, base, cute.AddressSpace.smem, assumed_align=16)
-        raw = cute.make_tensor(pointer, cute.make_layout((8, Q * pieces, P // width), stride=(1, 8, Q * width)))
-        zero = cute.make_rmem_tensor(8, self.dtype)
-        zero.fill(0.0)
-        stop = (valid + sl.MMA_K - 1) // sl.MMA_K * sl.MMA_K
-        for block in range_constexpr(P // width):
-            for piece in cutlass.range(valid * pieces + lane, stop * pieces, 32, unroll=1):
-                cute.autovec_copy(zero, raw[None, piece, block])
-        cute.arch.fence_view_async_shared()
-        cute.arch.sync_warp()
 
 
 def accumulator(mma: Any, pointer: Any, n: int) -> Any:

@@ -24,14 +24,24 @@ from cutlass.memory import SmemAllocator
 
 from ..arithmetic import choose, kept, numeric
 from ..dims import WARP
-from ..views import flat
+from ..views import flat, store_sectors, vector
 from . import tensor_memory
-from .config import STATE_TOKENS, Chunked, Q
-from .pipes import Pipe, Pipes, after_sync, arrive, arrive_after_tensor, arrive_as_one, before_sync
+from .config import MMA_K, STATE_TOKENS, Chunked, Q
+from .pipes import (
+    Copies,
+    Pipe,
+    Pipes,
+    after_sync,
+    arrive,
+    arrive_after_tensor,
+    arrive_as_one,
+    before_sync,
+    copy_stage,
+)
 from .scaled_rows import rows_of_lane, scale_rows, store_rows
 from .steps import Steps, discretise, load_step
 from .tensor_memory import LANE
-from .tiles import Tile, batched_tile, find_tile, store_tile, tiles_per_row
+from .tiles import Tile, batched_tile, clear_tail, find_tile, store_tile, tiles_per_row
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
 
@@ -41,13 +51,6 @@ T = STATE_TOKENS
 EACH = Q // WARP  # tokens of a lane
 READY, CLEARED = 1, 2  # named barriers; not 0, where the TMA warp may be before the others have seen READY
 COLUMNS = 64  # of an accumulator that a thread of the epilogue holds
-
-
-class Copies(NamedTuple):
-    """A TMA atom with the tensor it copies."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
 
 
 class Smem(NamedTuple):
@@ -94,7 +97,7 @@ class ChunkStateKernel:
 
     def mma(self) -> cute.TiledMma:
         op = tcgen05.MmaF16BF16Op(
-            self.dtype, Float32, (128, self.sizes.columns, 16), tcgen05.CtaGroup.ONE,
+            self.dtype, Float32, (128, self.sizes.columns, MMA_K), tcgen05.CtaGroup.ONE,
             tcgen05.OperandSource.TMEM, OperandMajorMode.K, OperandMajorMode.MN,
         )  # fmt: skip
         return cute.make_tiled_mma(op)
@@ -290,15 +293,10 @@ class ChunkStateKernel:
             for slab in cutlass.range(sizes.slabs, unroll=1):
                 for part in cutlass.range(parts, unroll=1):
                     if slab == 0:
-                        self.pipes.wait_empty(bars, "b", n_b)
-                        full = self.pipes.expect(bars, "b", n_b, sizes.b_bytes)
-                        target = to_B[None, self.pipes.stage("b", n_b)]
-                        cute.copy(load_B.atom, from_B[None, part], target, tma_bar_ptr=full)
+                        copy_stage(self.pipes, bars, "b", n_b, sizes.b_bytes, load_B.atom, from_B[None, part], to_B)
                         n_b += 1
-                    self.pipes.wait_empty(bars, "x", n_x)
-                    full = self.pipes.expect(bars, "x", n_x, sizes.x_bytes)
-                    target = to_x[None, self.pipes.stage("x", n_x)]
-                    cute.copy(load_x.atom, from_x[None, part, slab], target, tma_bar_ptr=full)
+                    source = from_x[None, part, slab]
+                    copy_stage(self.pipes, bars, "x", n_x, sizes.x_bytes, load_x.atom, source, to_x)
                     n_x += 1
 
     @cute.jit
@@ -414,7 +412,10 @@ class ChunkStateKernel:
                         if const_expr(half == 0):
                             if slab == 0:
                                 self.pipes.wait_full(bars, "b", n_b + part)
-                                self.clear_tail(smem, self.pipes.stage("b", n_b + part), left, lane)
+                                if (left < T) & (left % MMA_K != 0):
+                                    # Scaled x is 0 behind the sequence's end, but 0 times another's NaN is NaN.
+                                    at = smem.B.iterator.toint() + self.pipes.stage("b", n_b + part) * sizes.b_bytes
+                                    clear_tail(at, self.dtype, 64, self.config.dstate, T, left, lane)
                             self.pipes.wait_full(bars, "a", n_a + part)
                             after_sync()
                         a_stage, b_stage = self.pipes.stage("a", n_a + part), self.pipes.stage("b", n_b + part)
@@ -438,37 +439,19 @@ class ChunkStateKernel:
     def multiply_part(self, mma: cute.TiledMma, acc: Any, a: Any, b: Any, left: Int32, part: Int32) -> None:
         """A stage's tokens, 16 at a time, as far as there are valid ones."""
         if left >= T:
-            for k in range_constexpr(T // 16):
+            for k in range_constexpr(T // MMA_K):
                 mma.set(tcgen05.Field.ACCUMULATE, (part != 0) if const_expr(k == 0) else True)
                 cute.gemm(mma, acc, a[None, k], b[None, k], acc)
         else:
-            for k in cutlass.range((left + 15) // 16, unroll=1):
+            for k in cutlass.range((left + MMA_K - 1) // MMA_K, unroll=1):
                 mma.set(tcgen05.Field.ACCUMULATE, (part != 0) | (k != 0))
                 cute.gemm(mma, acc, a[None, k], b[None, k], acc)
-
-    @cute.jit
-    def clear_tail(self, smem: Smem, stage: Int32, valid: Int32, lane: Int32) -> None:
-        """Zeros in the rows of B that the last MMA reads beyond the sequence's end: 0 times another's NaN is NaN."""
-        if (valid < T) & ((valid & 15) != 0):
-            zeros = cute.make_rmem_tensor(8, self.dtype)
-            zeros.fill(0.0)
-            raw = cute.make_ptr(self.dtype, smem.B.iterator.toint(), cute.AddressSpace.smem, assumed_align=1024)
-            shape = (8, 8, T, self.config.dstate // 64, self.sizes.b_stages)  # swizzled inside of its rows only
-            rows = cute.make_tensor(raw, cute.make_layout(shape))
-            for index in range_constexpr(4):
-                row = valid + index * 4 + lane // 8
-                if row < (valid + 15) // 16 * 16:
-                    for block in range_constexpr(self.config.dstate // 64):
-                        cute.autovec_copy(zeros, rows[None, lane % 8, row, block, stage])
-            cute.arch.fence_view_async_shared()
-            cute.arch.sync_warp()
 
     @cute.jit
     def store(self, local: cute.Tensor, smem: Smem, tmem: Any, work: Work, warp: Int32, lane: Int32) -> None:
         """A lane has a row of headdim and its columns are neighbours in memory: 256-bit stores."""
         sizes, bars = self.sizes, smem.bars
         N = self.config.dstate
-        local = cute.make_tensor(local.iterator.align(32), local.layout)
         row = warp * WARP + lane
         n = Int32(0)
         for item in cutlass.range(work.first, work.end, work.step, unroll=1):
@@ -493,15 +476,9 @@ class ChunkStateKernel:
                 where += Int64(sizes.lanes * N)
 
     def store_columns(self, local: cute.Tensor, offset: Int64, values: cute.Tensor) -> None:
-        width = 256 // self.local.width
         rounded = cute.make_rmem_tensor(COLUMNS, self.local)
         rounded.store(values.load().to(self.local))
-        copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.local, num_bits_per_copy=256)
-        start = local.iterator + cute.assume(offset, divby=width)
-        parts = cute.make_layout((width, COLUMNS // width))
-        source, target = cute.make_tensor(rounded.iterator, parts), cute.make_tensor(start, parts)
-        for k in range(COLUMNS // width):
-            cute.copy(copy, source[None, k], target[None, k])
+        store_sectors(rounded, vector(local, offset, COLUMNS))
 
 
 ChunkStateKernel.kernel.set_name_prefix("chunk_state", remove_cutlass_symbol=True, keep_mangled_name=False)

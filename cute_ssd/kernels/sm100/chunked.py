@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
 
+from .. import views
 from ..arithmetic import numeric
 from ..dims import ITEMSIZE, VECTOR_BYTES
 from .chunk_scan import ChunkScanKernel
@@ -49,9 +50,9 @@ class ChunkedKernels:
         offsets: MaybeTensor,  # (num_seqs + 1,)
         initial: MaybeTensor,  # (states, H, P, N)
         final: MaybeTensor,
-        chunk_states: MaybeTensor,  # (chunks, H, P, N), zeros: the states after every `chunk_tiles` tiles
         slots: MaybeTensor,  # (num_seqs,)
         flags: MaybeTensor,  # (num_seqs,)
+        chunk_states: MaybeTensor,  # (chunks, H, P, N), zeros: the states after every `chunk_tiles` tiles
         workspace: cute.Tensor,  # bytes: see `Workspace`
         tiles: Int32,
         dt_min: Float32,
@@ -91,41 +92,22 @@ class ChunkedKernels:
         return Workspace(local, incoming, decay, table)
 
 
-def fake_arguments(config: Chunked) -> list[Any]:
-    """Of `ChunkedKernels.__call__`, for the compiler: sizes and strides are known at the call only."""
-    batch, seqlen, nheads, ngroups, sequences, bounds = (cute.sym_int32() for _ in range(6))
-
-    def strided(dtype: str | None, *shape: Any) -> Any:
-        if dtype is None:
-            return None
-        return cute.runtime.make_fake_tensor(numeric(dtype), shape, tuple(cute.sym_int64() for _ in shape))
+def fake_operands(config: Chunked) -> dict[str, Any]:
+    """With rows at multiples of 16 bytes."""
 
     def rows(dtype: str | None, *shape: Any) -> Any:
-        """Whose rows start at multiples of 16 bytes."""
-        if dtype is None:
-            return None
-        vector = VECTOR_BYTES * 8 // numeric(dtype).width
-        strides = (*(cute.sym_int64(divisibility=vector) for _ in shape[1:]), 1)
-        return cute.runtime.make_fake_tensor(numeric(dtype), shape, strides, assumed_align=VECTOR_BYTES)
+        multiple = VECTOR_BYTES // ITEMSIZE[dtype] if dtype else 1
+        return views.fake_rows(dtype, shape, VECTOR_BYTES, multiple)
 
-    x, B = (batch, seqlen, nheads, config.headdim), (batch, seqlen, ngroups, config.dstate)
-    state = (nheads, config.headdim, config.dstate)
+    operands = views.fake_operands(config, rows)
+    state = (operands["x"].shape[2], config.headdim, config.dstate)
+    return operands | {"chunk_states": rows(config.chunk_states, cute.sym_int32(), *state)}
+
+
+def fake_arguments(config: Chunked) -> list[Any]:
+    """Of `ChunkedKernels.__call__`."""
     return [
-        rows(config.dtype, *x),
-        strided(config.dt, batch, seqlen, nheads),
-        strided(config.A, nheads),
-        rows(config.dtype, *B),
-        rows(config.dtype, *B),
-        strided(config.D, nheads, config.headdim),
-        rows(config.dtype if config.z else None, *x),
-        strided(config.dt_bias, nheads),
-        rows(config.dtype, *x),
-        strided(config.offsets, bounds),
-        rows(config.initial, cute.sym_int32(), *state),
-        rows(config.final, cute.sym_int32(), *state),
-        rows(config.chunk_states, cute.sym_int32(), *state),
-        strided(config.slots, sequences),
-        strided("bool" if config.flags else None, sequences),
+        *fake_operands(config).values(),
         cute.runtime.make_fake_compact_tensor(Uint8, (cute.sym_int64(),), assumed_align=64),
         Int32(0),
         Float32(0.0),

@@ -11,6 +11,7 @@ HEADDIMS = (32, 64, 80, 96, 128)
 DSTATES = (64, 128, 256)
 ARCHS = ("sm_100a", "sm_103a")
 SHARED_BYTES = 227 << 10  # of a CTA
+MMA_K = 16  # tokens or elements of dstate that an MMA multiplies along
 TENSOR_LANES = 128  # of tensor memory
 TENSOR_COLUMNS = 512  # of each lane, 4 bytes each
 
@@ -126,7 +127,7 @@ class StateSizes(NamedTuple):
 
     def mma_instructions(self, valid: int = Q) -> int:
         """Of a work item, a tile of `valid` tokens."""
-        return self.slabs * self.halves * -(-valid // 16)
+        return self.slabs * self.halves * -(-valid // MMA_K)
 
     def tma_instructions(self, valid: int = Q) -> int:
         return -(-valid // STATE_TOKENS) * (self.slabs + 1)

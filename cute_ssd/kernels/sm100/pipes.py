@@ -76,6 +76,20 @@ class Pipes:
         commit(self.empty(bars, name, n))
 
 
+class Copies(NamedTuple):
+    """A TMA atom with the tensor it copies."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+
+def copy_stage(pipes: Pipes, bars: Any, pipe: str, n: Any, size: int, atom: Any, source: Any, target: Any) -> None:
+    """Starts a TMA copy to stage n of a pipe when it is free."""
+    pipes.wait_empty(bars, pipe, n)
+    full = pipes.expect(bars, pipe, n, size)
+    cute.copy(atom, source, target[None, pipes.stage(pipe, n)], tma_bar_ptr=full)
+
+
 def arrive(*barriers: Any) -> None:
     """One arrival for the warp at each barrier, when all its lanes have come here."""
     cute.arch.sync_warp()

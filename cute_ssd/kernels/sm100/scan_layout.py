@@ -8,11 +8,10 @@ computes.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .config import SHARED_BYTES, TENSOR_COLUMNS, Chunked, Q, block_features, slab_heads
+from .config import MMA_K, SHARED_BYTES, TENSOR_COLUMNS, Chunked, Q, block_features, slab_heads
 
 BLOCK = 64  # elements of dstate in a slot: 128 bytes, the width of the widest swizzle
 SLOT_BYTES = Q * BLOCK * 2
-MMA_K = 16
 SUB = 32  # tokens whose decays share a reference: the rows of one warp
 VECTORS = 3 * Q  # fp32 of a head: see CUMSUM, FACTOR, SHIFTED
 CUMSUM = 0  # running sums of the log2 decays

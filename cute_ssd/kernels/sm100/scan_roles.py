@@ -9,13 +9,13 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..arithmetic import choose, fma2, mul2, numeric, silu, widen
 from ..dims import VECTOR_BYTES
-from ..views import flat
+from ..views import flat, store_sectors
 from . import scan_layout as sl
 from . import tensor_memory as tm
 from .config import Chunked, Q
-from .pipes import Pipes, after_sync, arrive, arrive_after_tensor, before_sync
+from .pipes import Pipes, after_sync, arrive, arrive_after_tensor, before_sync, copy_stage
 from .steps import Steps, discretise_with, load_parameters, load_step
-from .tiles import Tile, table_tile
+from .tiles import Tile, batched_tile, table_tile
 
 LARGEST = 126.0  # exponent that 2^x has a number for
 CHUNK = 16  # columns of M that are computed at a time
@@ -65,11 +65,8 @@ class Operands(NamedTuple):
 def item_of(cta: Cta, layout: sl.ScanLayout, n: Any) -> Item:
     """Items of a tile follow one another, so that its B and C come from L2."""
     slot, group = divmod(cta.index + n * cta.ctas, cta.sizes.groups)
-    if cta.table is None:
-        row, tile = divmod(slot, cta.sizes.row_tiles)
-        found = Tile(row, tile * Q, cutlass.min(cta.seqlen - tile * Q, Q), slot)
-    else:
-        found = table_tile(cta.table, slot)
+    batched = cta.table is None
+    found = batched_tile(slot, cta.seqlen, cta.sizes.row_tiles) if batched else table_tile(cta.table, slot)
     return Item(found, group * layout.heads)
 
 
@@ -77,13 +74,6 @@ def partition(atom: Any, shared: Any, tiles: Any) -> Any:
     """(copy, stage) and (copy, ...): what a copy of the TMA unit takes."""
     one_cta = cute.make_layout(1)
     return cpasync.tma_partition(atom, 0, one_cta, cute.group_modes(shared, 0, 3), cute.group_modes(tiles, 0, 3))
-
-
-def copy_stage(pipes: Pipes, cta: Cta, pipe: str, n: Any, size: int, atom: Any, source: Any, target: Any) -> None:
-    """Starts a TMA copy to stage n of a pipe when it is free."""
-    pipes.wait_empty(cta.bars, pipe, n)
-    full = pipes.expect(cta.bars, pipe, n, size)
-    cute.copy(atom, source, target[None, pipes.stage(pipe, n)], tma_bar_ptr=full)
 
 
 class Vectors:
@@ -117,7 +107,7 @@ class Vectors:
                 )
                 tXs, tXg = partition(atom, sX, mma.get_slice(0).partition_B(gX))  # (copy, stage), (copy, H, batch)
                 head = item_of(cta, self.layout, n).head + own
-                copy_stage(self.pipes, cta, "x", count, self.layout.x_bytes, atom, tXg[None, head, row], tXs)
+                copy_stage(self.pipes, cta.bars, "x", count, self.layout.x_bytes, atom, tXg[None, head, row], tXs)
             n, before, own = next_n, next_before, next_own
             row, first, valid, rate, bias, a, b, c, d = following
 
@@ -452,11 +442,3 @@ def whole_sectors(tensor: Any) -> Any:
     """Whether all rows start at multiples of 32 bytes: then one store of a thread fills a sector of the L2 cache."""
     pitches = tensor.stride[0] | tensor.stride[1] | tensor.stride[2]
     return ((tensor.iterator.toint() | Int64(pitches) * 2) & 31) == 0
-
-
-def store_sectors(source: Any, target: Any) -> None:
-    copy = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), source.element_type, num_bits_per_copy=256)
-    parts = cute.make_layout((2 * VECTOR, cute.size(source) // (2 * VECTOR)))
-    registers, memory = (cute.make_tensor(t, parts) for t in (source.iterator, target.iterator.align(32)))
-    for k in range(cute.size(parts, mode=[1])):
-        cute.copy(copy, registers[None, k], memory[None, k])

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Constexpr, Int32, Int64, range_constexpr
 from cutlass.cutlass_dsl import select_
 
 from ..dims import WARP
 from ..views import flat, vector
-from .config import Q
+from .config import MMA_K, Q
 
 
 class Tile(NamedTuple):
@@ -83,3 +83,26 @@ def find_tile(offsets: cute.Tensor, slot: Int32, seqlen: Int32) -> tuple[Any, An
     first = Int32(select_(used, start + index * Q, Int32(0)))
     valid = Int32(select_(used, cutlass.min(left, Q), Int32(0)))
     return low, Tile(Int32(0), first, valid, slot)
+
+
+@cute.jit
+def clear_tail(at: Int32, dtype: Constexpr, block: Constexpr, features: Constexpr, tokens: Constexpr, valid: Int32,
+               lane: Int32) -> None:  # fmt: skip
+    """By a warp: zeros behind the first `valid` tokens of a stage in shared memory, as far as the last K step of an MMA
+    reads. The stage has blocks of `block` features, each with `tokens` tokens.
+
+    Swizzles permute the 16-byte pieces of a token within a block of features, so the rows of a block to be cleared are
+    a range of bytes.
+    """
+    pieces = block // 8
+    pointer = cute.make_ptr(dtype, at, cute.AddressSpace.smem, assumed_align=16)
+    shape, stride = (8, tokens * pieces, features // block), (1, 8, tokens * block)
+    raw = cute.make_tensor(pointer, cute.make_layout(shape, stride=stride))
+    zero = cute.make_rmem_tensor(8, dtype)
+    zero.fill(0.0)
+    stop = (valid + MMA_K - 1) // MMA_K * MMA_K
+    for number in range_constexpr(features // block):
+        for piece in cutlass.range(valid * pieces + lane, stop * pieces, WARP, unroll=1):
+            cute.autovec_copy(zero, raw[None, piece, number])
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_warp()
