@@ -16,8 +16,8 @@ from cute_ssd import launch, models, reference
 from cute_ssd import plan as planning
 from cute_ssd.compile import compiled
 from cute_ssd.device import Device
-from cute_ssd.kernels.resources import kernel_resources
 from cute_ssd.kernels.sm100.scan_layout import scan_layout
+from cute_ssd.machine_code import kernel_resources
 from cute_ssd.plan import Chunks
 from cute_ssd.problem import Problem
 

@@ -15,8 +15,8 @@ import cute_ssd
 from cute_ssd import compile as compiler
 from cute_ssd import launch, models
 from cute_ssd.kernels.dims import Recurrence
-from cute_ssd.kernels.resources import kernel_resources
 from cute_ssd.kernels.sm100.config import Chunked
+from cute_ssd.machine_code import kernel_resources
 
 pytest.importorskip("cutlass")
 

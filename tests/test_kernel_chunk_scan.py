@@ -1,7 +1,6 @@
 """chunk_scan alone: its resources from the machine code, its numbers and manners on the emulator."""
 
 import mmap
-import struct
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ from torch import Tensor
 
 import cute_ssd
 from cute_ssd.compile import compiled
-from cute_ssd.kernels import resources
 from cute_ssd.kernels.sm100.config import DSTATES, HEADDIMS, SHARED_BYTES, Q
 from cute_ssd.kernels.sm100.scan_layout import ScanLayout, scan_layout, special_functions
+from cute_ssd.machine_code import stack_frames
 
 from .kernels.chunk_scan import BF16, F16, Call, Case, build, expected
 
@@ -210,21 +209,14 @@ def test_offsets_beyond_31_bits() -> None:
 # ---- structure -------------------------------------------------------------------------------------------------------
 
 
-def frames(machine_code: bytes) -> list[int]:
-    """Bytes of local memory of every function of the machine code."""
-    section = resources._section(machine_code, ".nv.info")
-    pairs = resources._attributes(section)
-    return [struct.unpack("<II", payload)[1] for attribute, payload in pairs if attribute == resources._FRAME]
-
-
 @pytest.mark.parametrize("case", ALL, ids=text)
 def test_structure(case: Case) -> None:
     """No spills; memory, tensor-core, TMA and MUFU instructions as scan_layout has them."""
     call, layout = build(case), scan_layout(case.config)
     with cute_ssd.emulate("sm_100a", sanitize=False) as report:
         call()
-        found = frames(compiled(case.config, "sm_100a").machine_code)
-    assert found and not any(found)
+        found = stack_frames(compiled(case.config, "sm_100a").machine_code)
+    assert found and not any(found.values())
     (launch,) = report.launches
     assert launch.shared_bytes == layout.shared_bytes
     tiles = [valid for _, _, valid, _ in call.tiles()]

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import cute_ssd
 from cute_ssd.compile import compiled
-from cute_ssd.kernels.resources import kernel_resources
 from cute_ssd.kernels.sm100.config import (
     DSTATES,
     HEADDIMS,
@@ -16,6 +15,7 @@ from cute_ssd.kernels.sm100.config import (
     TENSOR_COLUMNS,
     state_special_functions,
 )
+from cute_ssd.machine_code import kernel_resources
 
 from .kernels.chunk_state import BF16, F16, F32, INF, OUTPUTS, Call, Case, bits, build, surroundings, tiles_of, verify
 

@@ -11,8 +11,8 @@ import cute_ssd
 from cute_ssd import launch, reference
 from cute_ssd.compile import compiled
 from cute_ssd.kernels.dims import Recurrence, has_f32x2
-from cute_ssd.kernels.resources import resources
 from cute_ssd.launch import Operands
+from cute_ssd.machine_code import resources
 
 from .common import check
 

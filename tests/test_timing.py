@@ -253,7 +253,7 @@ def test_registers_stand_in_the_machine_code():
 
     names, strings = b"\0.nv.info\0", b"\0kernel\0"
     symbols = bytes(24) + struct.pack("<IBBHQQ", 1, 0, 0, 0, 0, 0)
-    info = b"\x04\x11\x08\x00" + bytes(8) + b"\x04\x2f\x08\x00" + struct.pack("<II", 1, 92)
+    info = b"\x04\x11\x08\x00" + struct.pack("<II", 1, 0) + b"\x04\x2f\x08\x00" + struct.pack("<II", 1, 92)
     parts, at, sections = [names, strings, symbols, info], 64, b""
     for (name, kind, link), part in zip([(0, 3, 0), (0, 3, 0), (0, 2, 1), (1, 1, 0)], parts, strict=True):
         sections += section(name, kind, at, len(part), link)

@@ -99,11 +99,11 @@ class Runner:
             seconds=time.perf_counter() - begin,
         )
         self.report.launches.append(entry)
-        if self.model is not None and not any(event.fatal for event in outcome.events):
+        fatal = any(event.fatal for event in outcome.events)
+        if self.model is not None and not fatal:
             self._model(self.model, program, launch, entry)
         for text in outcome.printed:
             sys.stdout.write(text)
-        fatal = any(event.fatal for event in outcome.events)
         if self.options.sanitize and not fatal and not self.sampled:
             for address, nbytes in launch.tensors:
                 flags = engine.written(address, nbytes)

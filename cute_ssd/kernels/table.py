@@ -12,8 +12,9 @@ import torch
 
 from .. import emulator, launch
 from ..compile import compiled
+from ..machine_code import resources
 from .dims import ITEMSIZE, WARP, Recurrence
-from .resources import resident_ctas, resources
+from .resources import resident_ctas
 
 HEADDIM = 64
 TOKENS = 64  # a multiple of every tile
