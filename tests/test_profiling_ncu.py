@@ -9,8 +9,7 @@ from typing import Any
 import nvtx
 import pytest
 
-import cute_ssd
-from profiling import ProfilingError, cases, chip_metrics, metrics, ncu_profile, run_case
+from profiling import ProfilingError, baselines, cases, chip_metrics, metrics, ncu_profile, run_case
 
 from .ncu_reports import FIXTURES
 
@@ -55,9 +54,9 @@ def test_one_call_in_a_range(
         def __exit__(self, *_: Any) -> None:
             order.append(f"</{self.name}>")
 
-    original = cute_ssd.ssd_chunk_scan
+    original = cases.call
     monkeypatch.setattr(nvtx, "annotate", Range)
-    monkeypatch.setattr(cute_ssd, "ssd_chunk_scan", lambda **given: order.append("call") or original(**given))
+    monkeypatch.setattr(baselines, "call", lambda *given: order.append("call") or original(*given))
     monkeypatch.setattr(run_case, "describe", lambda work, arguments, device: {"backend": "cpu"})
     described = tmp_path / "case.json"
     sizes = ["--batch", "2", "--seqlen", "70", "--nheads", "4", "--headdim", "8", "--dstate", "16"]
