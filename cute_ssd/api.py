@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import ops as _ops  # noqa: F401  (registers the operators)
+from . import pages
 from . import problem as _problem
 from .checks import bounds, refuse_gradient, require_types
 from .device import Device
@@ -217,7 +218,7 @@ def mamba_chunk_scan_varlen(
         state_dtype,
     )
     refuse_gradient("mamba_chunk_scan_varlen", x, dt, A, B, C, D, z, dt_bias, initial_states, out)
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    y = pages.zeros_like(x) if out is None else out
     final_states, chunk_states = _chunk_scan_varlen(
         x,
         dt,
@@ -290,7 +291,7 @@ def mamba_chunk_scan_varlen_inplace(
         {"chunk_size": chunk_size, "pad_slot_id": pad_slot_id},
     )
     refuse_gradient("mamba_chunk_scan_varlen_inplace", x, dt, A, B, C, ssm_pool, D, z, dt_bias, out)
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    y = pages.zeros_like(x) if out is None else out
     _chunk_scan_varlen_inplace(
         x,
         dt,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import cpu, cpu_decode, problem
+from . import cpu, cpu_decode, pages, problem
 from .device import Device, emulated_arch
 from .errors import ShapeError, UnsupportedError
 from .kernels.dims import VECTOR_BYTES
@@ -248,7 +248,8 @@ def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     rows = _row_states(p, seq_idx, cu_seqlens)
     sequences = rows.sequences
-    y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
+    outputs = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
+    y, final_states, varlen_states = map(pages.advise, outputs)
     if cu_seqlens is not None and sequences.tokens < p.seqlen:
         y.zero_()
     if return_final_states and not sequences.rows:
@@ -463,7 +464,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     checked = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen) if wanted else None
     ends = checked if return_chunk_states else None
     asked.refuse_overlap(args, ("out", len(args) - 1))
-    final_states, chunk_states = _varlen_outputs(p, args)
+    final_states, chunk_states = map(pages.advise, _varlen_outputs(p, args))
     first_row = [0]
     for mine in ends or ():
         first_row.append(first_row[-1] + len(mine))
