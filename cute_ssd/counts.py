@@ -26,7 +26,9 @@ TILES = (2, 4)
 CHUNKS = 16  # of the sequence that is timed beside peers
 SHARED_GOAL = {128: 1600, 256: 2400}  # clocks by dstate, chunk_state and chunk_scan together
 MUFU_GOAL = 350
-RESOURCES = {"shared": "shared memory", "tensor": "tensor core", "MUFU": "xu", "ALU": "alu", "issue": "issue"}
+MMA_GOAL = 1.05  # times the formula
+MULTIPLY_ADDS = 4096  # a clock, of the tensor core: 16-bit operands
+RESOURCES = {"shared": "shared memory", "tensor": "tensor core", "MMA": "mma", "MUFU": "xu", "ALU": "alu", "issue": "issue"}
 HEADER = f"{'per head and 128 tokens, clocks':<44}" + "".join(name.rjust(9) for name in RESOURCES)
 
 
@@ -47,7 +49,8 @@ def lines(model: Model, peers: list[str]) -> Iterator[str]:
         kernels = ours(dstate, model)
         yield from map(str, kernels)
         both = _total(f"chunk_state and chunk_scan, dstate {dstate}", [kernels[0], kernels[-1]])
-        yield f"{both}  goals: shared <= {SHARED_GOAL[dstate]}, MUFU <= {MUFU_GOAL}"
+        most = MMA_GOAL * mma_formula(dstate)
+        yield f"{both}  goals: shared <= {SHARED_GOAL[dstate]}, MMA <= {most:.0f}, MUFU <= {MUFU_GOAL}"
         least = least or both
     for command in peers:
         found = peer(command, model)
@@ -85,6 +88,12 @@ def ours(dstate: int, model: Model) -> list[Count]:
         return chain_time(report.recordings, model)
 
     return _marginal(run, TILES, HEADS, f", dstate {dstate}")
+
+
+def mma_formula(dstate: int) -> float:
+    """Clocks that the multiplications of a head and tile take at the tensor core's peak: C Bᵀ, which HEADS heads share,
+    M X', C S and X'ᵀ B."""
+    return (Q * Q * (dstate / HEADS + HEADDIM) + 2 * Q * HEADDIM * dstate) / MULTIPLY_ADDS
 
 
 def peer(command: str, model: Model) -> Count:

@@ -16,6 +16,10 @@ def test_a_tile_stays_within_its_budget(dstate: int) -> None:
     ]
     assert 0 < state.busy["shared"] + scan.busy["shared"] <= counts.SHARED_GOAL[dstate]
     assert 0 < state.busy["MUFU"] + scan.busy["MUFU"] <= counts.MUFU_GOAL
+    mma = state.busy["MMA"] + scan.busy["MMA"]
+    formula = counts.mma_formula(dstate)
+    assert formula == {128: 896, 256: 1536}[dstate] and formula <= mma <= counts.MMA_GOAL * formula
+    assert mma <= state.busy["tensor"] + scan.busy["tensor"]
     assert passing.busy["shared"] == passing.busy["tensor"] == 0
 
 

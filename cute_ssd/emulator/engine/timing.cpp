@@ -8,7 +8,7 @@ namespace {
 struct Sm {
     std::vector<Bucket> issue, pipes[PIPES];                                   // per sub-partition
     Bucket lsu, shared, tensor, l1;
-    double tensor_free = 0, tensor_done = 0, tma_front = 0, tma_rows = 0, tma_busy = 0;
+    double tensor_free = 0, tensor_done = 0, mma = 0, tma_front = 0, tma_rows = 0, tma_busy = 0;
     bool cold = true;                                                          // no tensor map has been fetched yet
     std::vector<u64> lines = std::vector<u64>(1024, ~0ull);                    // of L1, by address
 
@@ -290,6 +290,7 @@ void Simulation::mma(WarpState& w, i32 pc, const u32* payload, double start) {
     double end = begin;
     for (int i = first; i <= last; ++i) {
         end = std::max({end, sms[i].tensor.reserve(begin, clocks), sms[i].shared.reserve(begin, a + b)});
+        sms[i].mma += clocks;
     }
     for (int i = first; i <= last; ++i) sms[i].tensor_free = end, sms[i].tensor_done = std::max(sms[i].tensor_done, end + latency);
     segment(w, begin, end, engine_row(w, 0), pc);
@@ -425,16 +426,18 @@ Modelled Simulation::outcome() const {
     o.dependents = launchers ? dependents : finish;
     o.stalls = stalls, o.bytes_l2 = bytes_l2, o.bytes_hbm = bytes_hbm;
     const double n = (double)sms.size();
-    const int of_pipe[PIPES] = {-1, R_FMA, R_ALU, R_XU, R_LSU, R_TMEM, R_TENSOR};
+    const int of_pipe[PIPES] = {-1, R_FMA, R_ALU, R_XU, R_LSU, R_TMEM, R_MMA};
     for (const Sm& s : sms) {
         for (int i = 0; i < 4; ++i) {
             o.busy[R_ISSUE] += s.issue[i].busy / 4 / n;
             for (int p = 1; p < PIPES; ++p) o.busy[of_pipe[p]] += s.pipes[p][i].busy / 4 / n;
         }
         o.busy[R_SHARED] += s.shared.busy / n;
-        o.busy[R_TENSOR] += s.tensor.busy / n;
+        o.busy[R_TENSOR] += (s.tensor.busy - s.mma) / n;
+        o.busy[R_MMA] += s.mma / n;
         o.busy[R_TMA] += s.tma_busy / n;
     }
+    o.busy[R_TENSOR] += o.busy[R_MMA];
     o.busy[R_L2] = l2.busy, o.busy[R_HBM] = hbm.busy;
     return o;
 }

@@ -106,7 +106,7 @@ struct Work {                              // one simulation
     i32 detailed;                          // 1: segments for a timeline, of the first cluster
 };
 
-enum Resource : i32 { R_ISSUE, R_FMA, R_ALU, R_XU, R_LSU, R_TMEM, R_SHARED, R_TENSOR, R_TMA, R_L2, R_HBM, RESOURCES };
+enum Resource : i32 { R_ISSUE, R_FMA, R_ALU, R_XU, R_LSU, R_TMEM, R_SHARED, R_TENSOR, R_MMA, R_TMA, R_L2, R_HBM, RESOURCES };
 
 // For the timeline. row: warp of the cluster, or NWARPS + 4 * CTA + engine (0 tensor, 1 TMA load, 2 TMA store). `releaser`: row and
 // record of the last contribution to what was awaited, -1: none.

@@ -16,9 +16,9 @@ from .costs import ACTIONS, COST, costs
 
 RESOURCES = (
     *("issue", "fma", "alu", "xu", "lsu", "tensor memory", "shared memory"),
-    *("tensor core", "tma", "l2", "hbm"),
+    *("tensor core", "mma", "tma", "l2", "hbm"),
 )
-"""timing.h's Resource."""
+"""timing.h's Resource. "tensor core" is multiplying ("mma") or kept from it by copies that write operands."""
 
 PC_MASK, PAYLOAD_SHIFT = (1 << 24) - 1, 24
 MOST_SEGMENTS = 1 << 20
