@@ -8,7 +8,7 @@ import numpy as np
 
 from cute_ssd.emulator.engine import Outcome
 
-from .ptx_runner import run
+from .ptx_runner import TensorMap, run
 
 SCHEDULES = [("eager", 0), ("late", 1), ("priority", 2), ("priority", 3)]
 ELEMENTS = {
@@ -39,8 +39,8 @@ def encode(
     box: tuple[int, ...],
     swizzle: int = 0,
     flags: int = 0x40002,
-) -> bytes:
-    """A tensor map. Dimension 0 first; `strides` in bytes, from dimension 1 on."""
+) -> TensorMap:
+    """Dimension 0 first; `strides` in bytes, from dimension 1 on."""
     rank = len(sizes)
     words = [0] * 16
     words[0] = address
@@ -54,7 +54,10 @@ def encode(
     words[6] |= (box[0] - 1) << 56
     for k, size in enumerate(box[1:]):
         words[7] |= (size - 1) << 8 * k
-    return np.array(words, np.uint64).tobytes()
+    tile = TensorMap(np.array(words, np.uint64).tobytes())
+    tile.address, tile.element, tile.sizes, tile.strides, tile.box = address, element, sizes, strides, box
+    tile.swizzle = swizzle
+    return tile
 
 
 @dataclass
@@ -83,7 +86,7 @@ class Tensor:
         self.bytes = int(np.prod(self.box)) * self.dtype.itemsize
 
     @property
-    def map(self) -> bytes:
+    def map(self) -> TensorMap:
         pack = 2 if self.element == "b4x16" else 1  # numpy holds two elements in a byte
         sizes, box = ((n[-1] * pack, *n[-2::-1]) for n in (self.shape, self.box))
         return encode(self.array.ctypes.data, ELEMENTS[self.element][1], sizes, self.strides[-2::-1], box, self.swizzle)
@@ -172,7 +175,7 @@ def run_bulk(
     .reg .b64 %d<8>, %policy;
     .shared .align 128 .b8 buffer[{shared}]; .shared .align 8 .b64 bar;
     mov.u32 %t, %tid.x; mov.u32 %rank, %cluster_ctarank; setp.eq.u32 %first, %t, 0; mov.u32 %r8, bar;
-    mov.u32 %r7, buffer; mov.u64 %policy, 0; {loads}
+    mov.u32 %r7, buffer; createpolicy.fractional.L2::evict_first.b64 %policy; {loads}
     @%first mbarrier.init.shared.b64 [%r8], 1; @%first fence.mbarrier_init.release.cluster; barrier.cluster.arrive;
     barrier.cluster.wait; {body} ret; }}"""
     options = {"sanitize": True, **options}

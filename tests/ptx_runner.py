@@ -1,17 +1,35 @@
-"""Runs hand-written PTX on the emulator's engine: the tests of instructions build on it."""
+"""Runs hand-written PTX: the tests of instructions build on it.
+
+On the emulator's engine; with --gpu the tests of the marker `silicon` once more on a CUDA device (silicon.py).
+"""
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from cute_ssd.emulator import engine
-from cute_ssd.emulator.decode import decode
+from cute_ssd.emulator.decode import Program, decode
 from cute_ssd.emulator.ptx import parse_kernel
 
 HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+
+device_launch: Callable[..., None] | None = None
+"""How a launch is done on a CUDA device, where the fixture `executor` puts this test on one."""
+
+
+def on_silicon() -> bool:
+    return device_launch is not None
+
+
+def bound(*, ours: float, documented: float) -> float:
+    """Of an error: the emulator is held to its own, a device to what the PTX ISA says of the instruction."""
+    return documented if on_silicon() else ours
 
 
 @dataclass
@@ -22,8 +40,24 @@ class Pointer:
     offset: int = 0
 
 
+class TensorMap(bytes):
+    """A tensor map as the hardware holds it, and what it describes: a device's own is made from that by its driver.
+
+    Dimension 0 first; `strides` in bytes, from dimension 1 on; `element` and `swizzle` as PTX's tensormap.replace
+    counts them, but 4 is the 128-byte swizzle with 32-byte atoms.
+    """
+
+    address: int
+    element: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
 def pack(args: tuple[object, ...]) -> tuple[bytes, list[tuple[int, int]]]:
-    """Parameters (arrays become pointers, ints 32-bit, bytes 64-byte aligned blobs) and the known memory ranges."""
+    """Parameters (arrays become pointers, ints 32-bit, np.uint64 64-bit, bytes 64-byte aligned blobs) and the known
+    memory ranges."""
     params, ranges = b"", []
     for arg in args:
         if isinstance(arg, np.ndarray):
@@ -31,7 +65,9 @@ def pack(args: tuple[object, ...]) -> tuple[bytes, list[tuple[int, int]]]:
         if isinstance(arg, Pointer):
             begin = arg.array.ctypes.data
             ranges.append((begin, begin + arg.array.nbytes))
-            value, align = struct.pack("<Q", begin + arg.offset), 8
+            arg = np.uint64(begin + arg.offset)
+        if isinstance(arg, np.uint64):
+            value, align = arg.tobytes(), 8
         elif isinstance(arg, bytes):
             value, align = arg, 64
         elif isinstance(arg, float):
@@ -40,6 +76,11 @@ def pack(args: tuple[object, ...]) -> tuple[bytes, list[tuple[int, int]]]:
             value, align = struct.pack("<I", int(arg) & 0xFFFFFFFF), 4  # type: ignore[call-overload]
         params = params.ljust(-(-len(params) // align) * align, b"\0") + value
     return params, ranges
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(text: str, name: str) -> Program:
+    return decode(parse_kernel(text, name), engine.handlers())
 
 
 def run(
@@ -56,9 +97,17 @@ def run(
     threads=1,
     check=True,
 ) -> engine.Outcome:
-    """Launches `.entry k` of a PTX text (the header is added). With `check` any event is an AssertionError."""
+    """Launches `.entry k` of a PTX text (the header is added). With `check` any event is an AssertionError.
+
+    What the emulator refuses is refused on a device too, so that a test of that means the same on both.
+    """
     text = text if ".version" in text else HEADER + text
-    program = decode(parse_kernel(text, name), engine.handlers())
+    program = compiled(text, name)
+    if device_launch is not None:
+        if not check:
+            pytest.skip("about findings: a device reports none")
+        device_launch(text, name, args, tuple(grid), tuple(block), tuple(cluster), shared=shared)
+        return engine.Outcome([], np.zeros(0, np.uint64), [], 0)
     params, ranges = pack(args)
     options = engine.Options(schedule=schedule, seed=seed, sanitize=sanitize, threads=threads)
     outcome = engine.run(program, grid, block, cluster, shared, params, ranges, options)

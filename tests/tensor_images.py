@@ -3,14 +3,10 @@
 And models in numpy of what lies where in shared memory.
 """
 
-import functools
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cute_ssd.emulator import engine
-from cute_ssd.emulator.decode import Program, decode
-from cute_ssd.emulator.ptx import parse_kernel
 from tests import ptx_runner
 
 LANE = np.arange(32)
@@ -19,16 +15,11 @@ WORDS = 8  # 32-bit parameters of a kernel: %v0..%v7
 SHARED = 64 * 1024
 
 
-@functools.cache
-def compiled(text: str) -> Program:
-    return decode(parse_kernel(ptx_runner.HEADER + text, "k"), engine.handlers())
-
-
 def kernel(body: str, group: int = 1, registers: int = 0) -> str:
     """`body` is run by all 4 warps of every CTA between loading and storing the images.
 
     %s: base of the shared image, %mb: an mbarrier with one arrival, %tm: tensor memory (all of it), %wt: its address
-    with the warp's lane, %tid, %warp, %lane, %rank; %v0..: parameters, %desc0..: pairs of them; %one: thread 0 of the
+    with the warp's lane, %t, %warp, %lane, %rank; %v0..: parameters, %desc0..: pairs of them; %one: thread 0 of the
     first CTA.
     """
     params = ", ".join([f".param .u64 {name}" for name in PARAMETERS] + [f".param .u32 v{k}" for k in range(WORDS)])
@@ -44,31 +35,31 @@ def kernel(body: str, group: int = 1, registers: int = 0) -> str:
 .extern .shared .align 1024 .b8 smem[];
 .shared .align 8 .b8 head[64];
 .visible .entry k({params}) {{
-  .reg .b32 %r<{max(40, registers)}>, %x<16>, %v<{WORDS}>; .reg .b32 %s, %mb, %tm, %wt, %tid, %warp, %lane, %rank, %i;
+  .reg .b32 %r<{max(40, registers)}>, %x<16>, %v<{WORDS}>; .reg .b32 %s, %mb, %tm, %wt, %t, %warp, %lane, %rank, %i;
   .reg .b64 %g, %w<8>, %desc<{WORDS // 2}>, %out; .reg .pred %p, %q, %one, %yes, %no; .reg .b16 %h<4>;
-  mov.u32 %tid, %tid.x; shr.u32 %warp, %tid, 5; and.b32 %lane, %tid, 31; mov.u32 %rank, %cluster_ctarank;
-  mov.u32 %s, smem; mov.u32 %mb, head; add.u32 %mb, %mb, 8; or.b32 %x0, %tid, %rank; setp.eq.u32 %one, %x0, 0;
+  mov.u32 %t, %tid.x; shr.u32 %warp, %t, 5; and.b32 %lane, %t, 31; mov.u32 %rank, %cluster_ctarank;
+  mov.u32 %s, smem; mov.u32 %mb, head; add.u32 %mb, %mb, 8; or.b32 %x0, %t, %rank; setp.eq.u32 %one, %x0, 0;
   setp.eq.u32 %yes, 0, 0; not.pred %no, %yes;
   {values} {descriptors}
   setp.ne.u32 %p, %warp, 0; @%p bra ALLOCATED;
   mov.u32 %x1, 512; mov.u32 %x2, head; tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [%x2], %x1;
   tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;
   ALLOCATED:
-  setp.ne.u32 %p, %tid, 0; @%p bra COUNTED;
+  setp.ne.u32 %p, %t, 0; @%p bra COUNTED;
   mbarrier.init.shared::cta.b64 [%mb], 1; fence.mbarrier_init.release.cluster; COUNTED:
-  ld.param.u64 %g, [shared_in]; mad.wide.u32 %g, %rank, {SHARED}, %g; mad.wide.u32 %g, %tid, 16, %g;
-  mad.lo.u32 %x3, %tid, 16, %s; mov.u32 %i, 0;
+  ld.param.u64 %g, [shared_in]; mad.wide.u32 %g, %rank, {SHARED}, %g; mad.wide.u32 %g, %t, 16, %g;
+  mad.lo.u32 %x3, %t, 16, %s; mov.u32 %i, 0;
   SHARED: ld.global.v4.b32 {four}, [%g]; st.shared.v4.b32 [%x3], {four};
   add.u64 %g, %g, 2048; add.u32 %x3, %x3, 2048; add.u32 %i, %i, 2048; setp.lt.u32 %p, %i, {SHARED}; @%p bra SHARED;
   fence.proxy.async; bar.sync 0;
   mov.u32 %x2, head; ld.shared.b32 %tm, [%x2]; shl.b32 %x4, %warp, 21; add.u32 %wt, %tm, %x4;
-  ld.param.u64 %g, [tmem_in]; mad.wide.u32 %g, %rank, 262144, %g; mad.wide.u32 %g, %tid, 2048, %g; mov.u32 %i, 0;
+  ld.param.u64 %g, [tmem_in]; mad.wide.u32 %g, %rank, 262144, %g; mad.wide.u32 %g, %t, 2048, %g; mov.u32 %i, 0;
   FILL: {copy_in} add.u32 %x4, %wt, %i; tcgen05.st.sync.aligned.32x32b.x32.b32 [%x4], {block};
   add.u64 %g, %g, 128; add.u32 %i, %i, 32; setp.lt.u32 %p, %i, 512; @%p bra FILL;
   tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; {cluster_sync} tcgen05.fence::after_thread_sync;
   {body}
   tcgen05.fence::before_thread_sync; {cluster_sync} tcgen05.fence::after_thread_sync;
-  ld.param.u64 %g, [tmem_out]; mad.wide.u32 %g, %rank, 262144, %g; mad.wide.u32 %g, %tid, 2048, %g; mov.u32 %i, 0;
+  ld.param.u64 %g, [tmem_out]; mad.wide.u32 %g, %rank, 262144, %g; mad.wide.u32 %g, %t, 2048, %g; mov.u32 %i, 0;
   DRAIN: add.u32 %x4, %wt, %i; tcgen05.ld.sync.aligned.32x32b.x32.b32 {block}, [%x4]; tcgen05.wait::ld.sync.aligned;
   {copy_out}
   add.u64 %g, %g, 128; add.u32 %i, %i, 32; setp.lt.u32 %p, %i, 512; @%p bra DRAIN;
@@ -106,21 +97,18 @@ class Images:
         self.shared = rng.integers(0, 256, (self.ctas, SHARED), dtype=np.uint8)
         self.tmem = rng.integers(0, 2**32, (self.ctas, 128, 512), dtype=np.uint32)
 
-    def run(self, body: str, *values: int, extra: np.ndarray | None = None, registers: int = 0, schedule: str = "eager",
-            sanitize: bool = False, check: bool = True):  # fmt: skip
+    def run(self, body: str, *values: int, extra: np.ndarray | None = None, registers: int = 0, check: bool = True,
+            **options: object):  # fmt: skip
         """The image of tensor memory afterwards (and the outcome when `check` is off)."""
         out = np.zeros_like(self.tmem)
-        program = compiled(kernel(body, self.ctas, registers))
         values += (0,) * (WORDS - len(values))
         extra = np.zeros(1, np.uint32) if extra is None else extra
         size = (self.ctas, 1, 1)
-        params, ranges = ptx_runner.pack((self.shared, self.tmem, out, extra, *values))
-        settings = engine.Options(schedule, seed=0, sanitize=sanitize, threads=1)
-        outcome = engine.run(program, size, (128, 1, 1), size, SHARED, params, ranges, settings)
-        if not check:
-            return out, outcome
-        assert not outcome.events, outcome.events
-        return out
+        outcome = ptx_runner.run(
+            kernel(body, self.ctas, registers), self.shared, self.tmem, out, extra, *values,
+            grid=size, block=(128, 1, 1), cluster=size, shared=SHARED, check=check, **options,
+        )  # fmt: skip
+        return out if check else (out, outcome)
 
 
 # ---- matrices in shared memory ---------------------------------------------------------------------------------------

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.ptx_runner import on_silicon
 from tests.test_emulator_memory import VARIABLES, launch, noise
+
+pytestmark = pytest.mark.silicon
 
 # ---- atomics --------------------------------------------------------------------------------------------------------
 
@@ -16,8 +19,9 @@ INTEGER_OPERATIONS = {
     "exch": lambda old, b: b, "inc": lambda old, b: 0 if old >= b else old + 1,
     "dec": lambda old, b: b if old == 0 or old > b else old - 1,
 }  # fmt: skip
+NOT_PTX = pytest.mark.emulator_only("PTX has no atom.add.s64")
 INTEGER_CASES = [
-    (op, kind)
+    pytest.param(op, kind, marks=[NOT_PTX] if (op, kind) == ("add", "s64") else [])
     for op in INTEGER_OPERATIONS
     for kind in {"inc": ["u32"], "dec": ["u32"]}.get(
         op, ["b32", "b64"] if op in ("and", "or", "xor", "exch") else ["u32", "s32", "u64", "s64"]
@@ -179,7 +183,7 @@ def test_atomics_of_many_threads_lose_nothing(threads):
     launch(body, counter, tickets, grid=64, block=(64, 1, 1), threads=threads)
     assert counter.tolist() == [[4096, 4095]]
     assert sorted(tickets[:, 0].tolist()) == list(range(4096))
-    assert (np.diff(tickets.reshape(-1, 32).astype(int), axis=1) > 0).all()
+    assert on_silicon() or (np.diff(tickets.reshape(-1, 32).astype(int), axis=1) > 0).all()
 
 
 def test_a_lock_over_acquire_and_release():
@@ -248,7 +252,7 @@ def test_copies_fill_with_zeros(case, schedule):
     assert (
         (result[:, :kept] == source[:, :kept]).all()
         and not result[:, kept:size].any()
-        and (result[:, size:] == 255).all()
+        and (on_silicon() or (result[:, size:] == 255).all())  # what nothing wrote
     )
 
 
@@ -256,6 +260,7 @@ def test_a_copy_of_nothing_reads_nothing():
     launch("mov.u64 %d1, 0; cp.async.cg.shared.global [%s], [%d1], 16, 0; cp.async.wait_all;")
 
 
+@pytest.mark.emulator_only("a device need not be late")
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_groups_of_copies_arrive_in_order_and_late(sanitize):
     """A late schedule shows what is not awaited yet: nothing there before the wait, the older group after it."""

@@ -7,7 +7,9 @@ import pytest
 
 from cute_ssd.emulator.decode import UnsupportedInstruction
 
-from .ptx_runner import run
+from .ptx_runner import on_silicon, run
+
+pytestmark = pytest.mark.silicon
 
 SCHEDULES = [("eager", 0), ("late", 1), ("priority", 2), ("priority", 3)]
 
@@ -360,7 +362,8 @@ def test_polls_time_out() -> None:
     add.u32 %r9, %r9, 1; setp.eq.u32 %p, %r9, 3; @%p mbarrier.arrive.shared.b64 _, [%r8]; bra L;
     DONE:
     """
-    assert (threads(with_mbarrier(32, body), 32) == 3).all()
+    polls = threads(with_mbarrier(32, body), 32)
+    assert (polls >= 3).all() and (on_silicon() or (polls == 3).all())  # there lanes need not go together
 
 
 def test_reuse_of_memory() -> None:
@@ -441,7 +444,7 @@ FENCES = [
     "fence.proxy.async.shared::cluster",
     "fence.proxy.async.global",
     "fence.proxy.alias",
-    "membar.proxy.async",
+    "membar.proxy.alias",
     "fence.mbarrier_init.release.cluster",
     "fence.proxy.tensormap::generic.release.gpu",
     "fence.proxy.tensormap::generic.acquire.gpu [%o], 128",

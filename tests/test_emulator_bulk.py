@@ -9,6 +9,8 @@ from cute_ssd.emulator.decode import UnsupportedInstruction
 
 from .bulk_copies import DRAIN, ELEMENTS, SCHEDULES, SHARED_TO_GLOBAL, WAIT, aligned, numbers, reference, run_bulk
 
+pytestmark = pytest.mark.silicon
+
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("space", ["shared::cta", "shared::cluster"])

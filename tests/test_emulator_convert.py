@@ -28,7 +28,9 @@ from .number_formats import (
     round_to,
     same,
 )
-from .ptx_runner import elementwise, run
+from .ptx_runner import elementwise, on_silicon, run
+
+pytestmark = pytest.mark.silicon
 
 SHORT, WORD, LONG, FLOAT, DOUBLE = (np.dtype(t) for t in (np.uint16, np.uint32, np.uint64, np.float32, np.float64))
 INTEGERS = ["s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64"]
@@ -148,6 +150,8 @@ def test_integers(of, to):
         mask = (1 << 8 * width) - 1
         got = elementwise(f"cvt.{to}.{of} %out, %in0;", [sources], np.dtype(f"u{width}"))
         np.testing.assert_array_equal(got, np.array([wrap(x, to) & mask for x in numbers], f"u{width}"))
+        if on_silicon() and low <= numbers[0] and numbers[-1] <= high:
+            continue  # PTX has no .sat where nothing can saturate
         got = elementwise(f"cvt.sat.{to}.{of} %out, %in0;", [sources], np.dtype(f"u{width}"))
         np.testing.assert_array_equal(got, np.array([min(max(x, low), high) & mask for x in numbers], f"u{width}"))
 
@@ -167,7 +171,10 @@ def test_floats_to_integers(of, to):
         sources = np.concatenate([sources, ties, limits])
     of_nan = 1 << (n - 1) if of == "f64" or n == 64 else 0
     for rounding, function in ROUND.items():
-        got = elementwise(f"cvt.{rounding}.{to}.{of} %out, %in0;", [sources], register(to))
+        text = f"cvt.{rounding}.{to}.{of} %out, %in0;"
+        if of == "bf16" and n == 8:  # which PTX has with 8-bit registers only
+            text = f".reg .b8 %x; {text.replace('%out', '%x')} cvt.{to[0]}16.{to} %out, %x;"
+        got = elementwise(text, [sources], register(to))
         numbers = [x if math.isnan(x) else min(max(x, -1e30), 1e30) for x in number(sources, of).tolist()]
         want = [of_nan if math.isnan(x) else min(max(function(x), low), high) for x in numbers]
         wanted = np.array([wrap(w, to) & (1 << 8 * got.itemsize) - 1 for w in want], got.dtype)
@@ -184,7 +191,10 @@ def test_integers_to_floats(of, to, mode):
     ties += [int(x) >> int(s) for x, s in zip(rng.integers(0, 2**63, 60), rng.integers(0, 60, 60), strict=True)]
     numbers = integer_values(of) + [wrap(x, of) for x in ties]
     sources = np.array([x & (1 << n) - 1 for x in numbers], register(of))
-    got = number(elementwise(f"cvt.{mode}.{to}.{of} %out, %in0;", [sources], STORED[to]), to)
+    text = f"cvt.{mode}.{to}.{of} %out, %in0;"
+    if to == "bf16" and n == 8:  # which PTX has with 8-bit registers only
+        text = f".reg .b8 %x; cvt.u8.u16 %x, %in0; {text.replace('%in0', '%x')}"
+    got = number(elementwise(text, [sources], STORED[to]), to)
     np.testing.assert_array_equal(got, [round_to(Fraction(x), FORMATS[to], mode) for x in numbers])
 
 

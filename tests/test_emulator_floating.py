@@ -26,7 +26,9 @@ from .number_formats import (
     round_to,
     same,
 )
-from .ptx_runner import elementwise, run
+from .ptx_runner import bound, elementwise, on_silicon, run
+
+pytestmark = pytest.mark.silicon
 
 FLOAT, DOUBLE, HALF, WORD, LONG = (np.dtype(t) for t in (np.float32, np.float64, np.float16, np.uint32, np.uint64))
 MODES = ["rn", "rz", "rm", "rp"]
@@ -210,6 +212,9 @@ def test_modifiers_of_halves():
         ("neg.ftz.f16 %out, %in0;", [0x8000, 0x0000, 0xBC00, 0x3C00, 0xC400, 0xFE01, 0xFC00]),
     ]:
         got = elementwise(text, [a, one, zero], np.dtype(np.uint16))
+        if on_silicon() and text[:3] in ("abs", "neg"):  # PTX leaves the bits of a NaN open
+            assert np.isnan(got.view(np.float16)[5])
+            got[5] = want[5]
         np.testing.assert_array_equal(got, np.array(want, np.uint16), err_msg=text)
 
 
@@ -232,6 +237,8 @@ def test_mixed_precision(kind):
 
 def test_signs():
     x, y = f32_samples(200, 1), f32_samples(200, 2)
+    if on_silicon():  # PTX leaves the bits of a NaN open
+        x, y = np.nan_to_num(x), np.nan_to_num(y)
     np.testing.assert_array_equal(bits_of(elementwise("neg.f32 %out, %in0;", [x], FLOAT)), bits_of(x) ^ 0x80000000)
     np.testing.assert_array_equal(bits_of(elementwise("abs.f32 %out, %in0;", [x], FLOAT)), bits_of(x) & 0x7FFFFFFF)
     same(elementwise("neg.ftz.f32 %out, %in0;", [x], FLOAT), -flushed(x))
@@ -291,13 +298,14 @@ def test_ex2():
     exact = np.exp2(x.astype(np.float64))
     got = elementwise("ex2.approx.ftz.f32 %out, %in0;", [x], FLOAT).astype(np.float64)
     normal = (exact >= 2.0**-126) & (exact < 2.0**128)
-    assert np.max(np.abs(got[normal] / exact[normal] - 1)) < 2.0**-22.5
+    # PTX ISA: 2 ulp of f32.
+    assert np.max(np.abs(got[normal] / exact[normal] - 1)) < bound(ours=2.0**-22.5, documented=2.0**-22)
     assert np.all(got[exact >= 2.0**128] == np.inf) and np.all(got[exact < 2.0**-126 * (1 - 2.0**-24)] == 0)
     whole = (x == np.round(x)) & normal
-    np.testing.assert_array_equal(got[whole], exact[whole])
+    np.testing.assert_allclose(got[whole], exact[whole], rtol=bound(ours=0, documented=2.0**-22))
     kept = elementwise("ex2.approx.f32 %out, %in0;", [x], FLOAT).astype(np.float64)
     tiny = exact < 2.0**-126
-    np.testing.assert_allclose(kept[tiny], exact[tiny], rtol=0, atol=2.0**-149)
+    np.testing.assert_allclose(kept[tiny], exact[tiny], rtol=0, atol=bound(ours=2.0**-149, documented=2.0**-148))
 
 
 def test_ex2_of_special_values():
@@ -325,7 +333,11 @@ def test_functions(name, function, tolerance):
         x = np.abs(x)
     for ftz in ("", ".ftz") if name != "tanh" else ("",):
         got = elementwise(f"{name}.approx{ftz}.f32 %out, %in0;", [x], FLOAT)
-        np.testing.assert_allclose(got, function(x.astype(np.float64)), rtol=tolerance, atol=2.0**-22)
+        exact = function(x.astype(np.float64))
+        allowed = tolerance * np.abs(exact) + 2.0**-22
+        if on_silicon() and name in ("sin", "cos"):  # PTX ISA; the tolerances of the others are not below its own
+            allowed = np.where(np.abs(x) <= 2 * np.pi, 2.0**-20.5, 2.0**-14.7)
+        assert np.all(np.abs(got - exact) <= allowed)
 
 
 @pytest.mark.parametrize(("name", "inputs", "want"), [
@@ -348,7 +360,12 @@ def test_quick_divisions():
         exact = a / b
     middle = (np.abs(b) >= 2.0**-126) & (np.abs(b) <= 2.0**126)
     for name in ("div.full", "div.approx"):
-        same(elementwise(f"{name}.f32 %out, %in0, %in1;", [a, b], FLOAT)[middle], exact[middle])
+        got, want = elementwise(f"{name}.f32 %out, %in0, %in1;", [a, b], FLOAT)[middle], exact[middle]
+        if on_silicon():  # PTX ISA: 2 ulp
+            with np.errstate(invalid="ignore"):  # infinities and NaNs
+                near = np.abs(widened(got) - widened(want)) <= 2 * np.spacing(np.abs(want))
+            got = np.where(near, want, got)
+        same(got, want)
     large, dividend = np.full(3, 2.0**127, np.float32), np.array([2.0**127, -1, np.inf], np.float32)
     got = elementwise("div.approx.f32 %out, %in0, %in1;", [dividend, large], FLOAT)
     same(got, np.array([0, -0.0, np.nan], np.float32))
@@ -376,7 +393,11 @@ def test_functions_of_halves(name, kind):
         exact = {"ex2": np.exp2, "tanh": np.tanh}[name](values)
     smallest, digits, limit = (2.0**-14, 11, 65504) if kind == "f16" else (2.0**-126, 8, 3.3e38)
     fits = (np.abs(exact) >= smallest) & (np.abs(exact) <= limit)
-    np.testing.assert_allclose(number[fits], exact[fits], rtol=2.0**-digits * 1.01)
+    rtol, atol = 2.0**-digits * 1.01, 0.0
+    if on_silicon():  # PTX ISA: of ex2 the relative error, of tanh the absolute one
+        largest = {"ex2 f16": 2.0**-9.9, "ex2 bf16": 2.0**-7, "tanh f16": 2.0**-10.987, "tanh bf16": 2.0**-8}
+        rtol, atol = (largest[f"{name} {kind}"] * (name == f) for f in ("ex2", "tanh"))
+    np.testing.assert_allclose(number[fits], exact[fits], rtol=rtol, atol=atol)
     assert np.all(np.isnan(number) == np.isnan(values))
     packed = elementwise(f"{name}.approx{ftz}.{kind}x2 %out, %in0;", [bits.view(WORD)], WORD)
     np.testing.assert_array_equal(packed.view(np.uint16), got)

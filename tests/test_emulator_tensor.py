@@ -19,6 +19,8 @@ from tests.tensor_images import (
     single,
 )
 
+pytestmark = pytest.mark.silicon
+
 # ---- ld and st -------------------------------------------------------------------------------------------------------
 
 REGISTERS = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
@@ -49,7 +51,7 @@ def test_load(shape: str, repetitions: int, packed: bool) -> None:
     column = 0 if repetitions * REGISTERS[shape] == 128 else 7
     operands = "{" + ", ".join(f"%r{k}" for k in range(n)) + "}"
     second = f", {half}" if shape == "16x32bx2" else ""
-    body = f"""add.u32 %x5, %wt, {upper << 16}; ld.param.u64 %out, [extra]; mad.wide.u32 %out, %tid, {4 * n}, %out;
+    body = f"""add.u32 %x5, %wt, {upper << 16}; ld.param.u64 %out, [extra]; mad.wide.u32 %out, %t, {4 * n}, %out;
     tcgen05.ld.sync.aligned.{shape}.x{repetitions}{".pack::16b" * packed}.b32 {operands}, [%x5+{column}]{second};
     tcgen05.wait::ld.sync.aligned;
     """ + "".join(f"st.global.b32 [%out+{4 * k}], %r{k};\n" for k in range(n))
@@ -78,7 +80,7 @@ def test_store(shape: str, repetitions: int, packed: bool) -> None:
     operands = "{" + ", ".join(f"%r{k}" for k in range(n)) + "}"
     second = f", {half}" if shape == "16x32bx2" else ""
     body = f"add.u32 %x5, %wt, {upper << 16 | column};"
-    body += f"ld.param.u64 %out, [extra]; mad.wide.u32 %out, %tid, {4 * n}, %out;\n"
+    body += f"ld.param.u64 %out, [extra]; mad.wide.u32 %out, %t, {4 * n}, %out;\n"
     body += "".join(f"ld.global.b32 %r{k}, [%out+{4 * k}];\n" for k in range(n))
     body += f"""
     tcgen05.st.sync.aligned.{shape}.x{repetitions}{".unpack::16b" * packed}.b32 [%x5]{second}, {operands};
@@ -167,8 +169,8 @@ def allocation_kernel(body: str) -> str:
     """`body` is run by two warps; head[0..] is shared memory for addresses, %o where thread 0 may write words."""
     return f""".shared .align 8 .b8 head[64];
 .visible .entry k(.param .u64 out) {{
-  .reg .b32 %x<16>, %tid, %warp, %head; .reg .b64 %o; .reg .pred %p, %q;
-  ld.param.u64 %o, [out]; mov.u32 %tid, %tid.x; shr.u32 %warp, %tid, 5; mov.u32 %head, head; setp.ne.u32 %p, %warp, 0;
+  .reg .b32 %x<16>, %t, %warp, %head; .reg .b64 %o; .reg .pred %p, %q;
+  ld.param.u64 %o, [out]; mov.u32 %t, %tid.x; shr.u32 %warp, %t, 5; mov.u32 %head, head; setp.ne.u32 %p, %warp, 0;
   {body}
   ret;
 }}"""
@@ -184,12 +186,13 @@ def dealloc(register: int, columns: int) -> str:
     return f"mov.b32 %x0, {columns}; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %x{register}, %x0;\n"
 
 
-def run_allocation(body: str, **options: object):
+def run_allocation(body: str, check: bool = False, **options: object):
     out = np.zeros(8, np.uint32)
-    outcome = ptx_runner.run(allocation_kernel(body), out, block=(64, 1, 1), check=False, **options)
+    outcome = ptx_runner.run(allocation_kernel(body), out, block=(64, 1, 1), check=check, **options)
     return out, outcome.events
 
 
+@pytest.mark.emulator_only("where an allocation lies is not specified")
 def test_alloc_finds_holes() -> None:
     body = "@%p ret;" + alloc(64, 0) + alloc(128, 4) + alloc(32, 8) + dealloc(2, 128)
     body += alloc(32, 12) + alloc(128, 16)
@@ -204,7 +207,7 @@ def test_alloc_finds_holes() -> None:
 def test_alloc_waits_for_dealloc(schedule: str) -> None:
     """Two warps want 512 columns each: one waits until the other has given them back."""
     body = "mad.lo.u32 %head, %warp, 4, %head;" + alloc(512, 0) + "nanosleep.u32 20;" + dealloc(1, 512)
-    assert not run_allocation(body, schedule=schedule)[1]
+    run_allocation(body, check=True, schedule=schedule)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ BY_A_WARP = SETUP + f"setp.ne.u32 %p, %warp, 0; @!%p {mma('f16')} bar.sync 0;"
     [
         (LOAD + "[%tm];", (), "tensor memory", "may access lanes"),
         (LOAD + "[%wt+510];", (), "tensor memory", "it has 512"),
-        ("add.u32 %wt, %wt, %tid;" + LOAD + "[%wt];", (), "tensor memory", "different addresses"),
+        ("add.u32 %wt, %wt, %t;" + LOAD + "[%wt];", (), "tensor memory", "different addresses"),
         (PRODUCT, changed(5, 500), "tensor memory", "it has 512"),
         (PRODUCT, changed(5, 16 << 16), "tensor memory", "begins at lane 16"),
         (PRODUCT, changed(4, GOOD[4] | 4), "instruction descriptor", "sparse"),

@@ -24,13 +24,16 @@ from .bulk_copies import (
 )
 from .ptx_runner import run
 
+pytestmark = pytest.mark.silicon
+
 PROLOGUE = """
 .visible .entry k(.param .align 64 .b8 map[128], .param .u64 data, .param .u64 coordinates, .param .u32 n,
     .param .u64 known) {{
     .reg .pred %p, %q, %first; .reg .b16 %mask; .reg .b32 %t, %n, %r<12>, %c<5>;
     .reg .b64 %data, %coordinates, %map, %policy, %d<6>;
     .shared .align 1024 .b8 box[{bytes}]; .shared .align 8 .b64 bar;
-    mov.u32 %t, %tid.x; setp.eq.u32 %first, %t, 0; mov.u32 %r8, bar; mov.u32 %r7, box; mov.u64 %policy, 0;
+    mov.u32 %t, %tid.x; setp.eq.u32 %first, %t, 0; mov.u32 %r8, bar; mov.u32 %r7, box;
+    createpolicy.fractional.L2::evict_first.b64 %policy;
     @%first mbarrier.init.shared.b64 [%r8], 1; @%first fence.mbarrier_init.release.cluster; bar.sync 0;
     ld.param.u64 %data, [data]; ld.param.u64 %coordinates, [coordinates]; ld.param.u32 %n, [n]; mov.u64 %d0, map;
     cvta.param.u64 %map, %d0;
@@ -301,6 +304,7 @@ def test_a_pair_shares_a_barrier() -> None:
 # ---- edited tensor maps ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.emulator_only("the map that it edits is not the driver's")
 @pytest.mark.parametrize("space", ["shared::cta", "global"])
 def test_edited_tensor_map(space: str) -> None:
     """Every field is replaced; the map goes from shared to global memory, where the copy uses it."""
