@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     where = check.add_mutually_exclusive_group()
     where.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where a kernel exists for it, else cpu")
     where.add_argument("--emulate", action="store_true", help="run the GPU kernels on the emulator: minutes, no times")
-    check.add_argument("--arch", default="sm_100a", help="of the emulated GPU (default sm_100a)")
+    check.add_argument("--arch", help="of the emulated GPU (default sm_100a)")
     check.add_argument("--sanitize", action="store_true", help="look for races on it too: three times slower")
     check.add_argument("--seed", type=int, default=0, help="of the inputs and of the emulated schedule (default 0)")
     form = check.add_mutually_exclusive_group()
@@ -149,9 +149,12 @@ def _check(arguments: argparse.Namespace) -> int:
     try:
         chosen = suite.cases(arguments.case)
         if arguments.emulate:
-            device = Device.from_arch(arguments.arch).arch
+            device = Device.from_arch(arguments.arch or "sm_100a").arch
             if not device:
                 raise ValueError("arch is 'cpu', expected a GPU architecture; leave out --emulate for the CPU.")
+        elif arguments.arch or arguments.sanitize:
+            name = "--arch" if arguments.arch else "--sanitize"
+            raise ValueError(f"{name} is of the emulated GPU, but --emulate is not given; add --emulate.")
     except ValueError as error:
         return _refuse(error)
     if device is None:
@@ -228,6 +231,8 @@ def _meta_call(a: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     dtype = getattr(torch, DTYPES[a.dtype])
 
     def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
+        if math.prod(max(1, size) for size in shape) * of.itemsize >= 2**63:
+            raise ValueError(f"sizes make a tensor of shape {shape}, expected less than 2^63 bytes; pass smaller ones.")
         return torch.empty(shape, dtype=of, device="meta")
 
     packed, decode = "varlen" in a.function, a.function == "selective_state_update"
@@ -276,19 +281,24 @@ def _bench_modelled(arguments: argparse.Namespace) -> int:
     from .emulator.timing import CLOCKS, Model
 
     model, found = Model(CLOCKS[modelled.CLOCK]), []
-    if not arguments.json:
-        print(modelled.header())
     try:
+        peers = list(map(counts.script, arguments.peer))
+        if not arguments.json:
+            print(modelled.header())
         for row in modelled.rows(arguments.case, model):
             found.append(row)
             if not arguments.json:
                 print(modelled.line(row), flush=True)
         if arguments.json:
-            print(json.dumps(modelled.totals(found), indent=2))
+            result = modelled.totals(found)
+            if peers:
+                compared = [counts.mine(model), *(counts.other(peer, model) for peer in peers)]
+                result["peers"] = [kernels.as_json() for kernels in compared]
+            print(json.dumps(result, indent=2))
             return 0
         print(modelled.summary(found, model))
         print()
-        for line in counts.lines(model, arguments.peer):
+        for line in counts.lines(model, peers):
             print(line, flush=True)
     except (ValueError, NotImplementedError, EmulatorError) as error:
         return _refuse(error)

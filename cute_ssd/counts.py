@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,7 +29,14 @@ SHARED_GOAL = {128: 1600, 256: 2400}  # clocks by dstate, chunk_state and chunk_
 MUFU_GOAL = 350
 MMA_GOAL = 1.05  # times the formula
 MULTIPLY_ADDS = 4096  # a clock, of the tensor core: 16-bit operands
-RESOURCES = {"shared": "shared memory", "tensor": "tensor core", "MMA": "mma", "MUFU": "xu", "ALU": "alu", "issue": "issue"}
+RESOURCES = {
+    "shared": "shared memory",
+    "tensor": "tensor core",
+    "MMA": "mma",
+    "MUFU": "xu",
+    "ALU": "alu",
+    "issue": "issue",
+}
 HEADER = f"{'per head and 128 tokens, clocks':<44}" + "".join(name.rjust(9) for name in RESOURCES)
 
 
@@ -40,30 +48,102 @@ class Count(NamedTuple):
         return f"{self.name:<44}" + "".join(f"{clocks:9.0f}" for clocks in self.busy.values())
 
 
-def lines(model: Model, peers: list[str]) -> Iterator[str]:
-    """The table: this package at dstate 128 and 256, then `peers`: commands of scripts with one kernel at headdim 64
-    and dstate 128 whose CTAs have one head each, with {chunks} for their chunks of 128 tokens."""
+class Script(NamedTuple):
+    """A script with one SSD kernel for headdim 64 and dstate 128, whose CTAs have one head each, and its arguments,
+    with {chunks} for its chunks of 128 tokens."""
+
+    path: str
+    arguments: list[str]
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    def time(self, chunks: int, model: Model) -> ChainTime:
+        arguments = [word.replace("{chunks}", str(chunks)) for word in self.arguments]
+        recordings = replay(self.path, arguments, model)
+        if not recordings:
+            raise ValueError(
+                f"peer {self.name} with the arguments {shlex.join(arguments)!r} launched nothing, expected a kernel; "
+                "python -m cute_ssd emulate runs it alone and shows why."
+            )
+        return chain_time(recordings, model)
+
+
+def script(command: str) -> Script:
+    """Of a command line."""
+    if "{chunks}" not in command:
+        raise ValueError(f"peer is {command!r}, which has no {{chunks}}; put it where the script takes its chunks.")
+    path, *arguments = shlex.split(command)
+    if not Path(path).is_file():
+        raise ValueError(f"peer is {command!r}, but {path!r} is not a file; begin with the path of a Python script.")
+    return Script(path, arguments)
+
+
+class Compared(NamedTuple):
+    """This package or another's kernel: what a head's tile costs, and the time of the problem that all are given."""
+
+    name: str
+    cost: Count
+    time: ChainTime
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "launches": len(self.time.launches),
+            "ctas": max(launch.ctas for launch in self.time.launches),
+            "modelled_us": self.time.us,
+            "binding": self.time.binding,
+            "bound_us": self.time.bound_us,
+            "clocks": self.cost.busy,
+        }
+
+    def __str__(self) -> str:
+        _, launches, ctas, us, binding, bound, _ = self.as_json().values()
+        return f"{self.name:<44}{launches:8}  {ctas:5}  {us:11.2f}  {binding:>13}  {bound:8.2f}"
+
+
+def problem() -> str:
+    """Of the times of `Compared`, and the head of their table."""
+    heads = Device.from_arch(ARCH).multiprocessors
+    return (
+        f"{CHUNKS * Q} tokens of {heads} heads of one group, headdim {HEADDIM}, dstate 128\n{'':<44}"
+        f"{'launches':>8}  {'CTAs':>5}  {'modelled us':>11}  {'bound by':>13}  {'bound us':>8}"
+    )
+
+
+def mine(model: Model) -> Compared:
+    kernels = ours(128, model)
+    heads = Device.from_arch(ARCH).multiprocessors
+    time = modelled.call(1, CHUNKS * Q, heads, HEADDIM, 1, 128, model)
+    return Compared("cute_ssd", _total("cute_ssd", [kernels[0], kernels[-1]]), time)
+
+
+def other(peer: Script, model: Model) -> Compared:
+    cost = _marginal(lambda chunks: peer.time(chunks, model), (3, 6), 1, f" of {peer.name}")[-1]
+    return Compared(peer.name, cost, peer.time(CHUNKS, model))
+
+
+def lines(model: Model, peers: list[Script]) -> Iterator[str]:
+    """The table: this package at dstate 128 and 256, then `peers`, then the times of one problem by all of them."""
     yield HEADER
-    least = None
     for dstate in (128, 256):
         kernels = ours(dstate, model)
         yield from map(str, kernels)
         both = _total(f"chunk_state and chunk_scan, dstate {dstate}", [kernels[0], kernels[-1]])
         most = MMA_GOAL * mma_formula(dstate)
         yield f"{both}  goals: shared <= {SHARED_GOAL[dstate]}, MMA <= {most:.0f}, MUFU <= {MUFU_GOAL}"
-        least = least or both
-    for command in peers:
-        found = peer(command, model)
-        assert least is not None
-        binding = max(found.busy, key=found.busy.__getitem__)
-        ratio = max(least.busy.values()) / found.busy[binding]
-        yield f"{found}  binds: {binding}; what binds here needs {100 * ratio:.0f} % of that (goal 50 %)"
-    if peers:
-        heads = Device.from_arch(ARCH).multiprocessors
-        yield f"modelled us for {CHUNKS * Q} tokens and {heads} heads of one group, headdim {HEADDIM}, dstate 128"
-        yield f"{'cute_ssd':<44}{modelled.call(1, CHUNKS * Q, heads, HEADDIM, 1, 128, model).us:9.2f}"
-        for command in peers:
-            yield f"{_script(command):<44}{_peer_time(command, CHUNKS, model).us:9.2f}"
+    if not peers:
+        return
+    compared = [mine(model)]
+    for peer in peers:
+        compared.append(other(peer, model))
+        busy = compared[-1].cost.busy
+        binding = max(busy, key=busy.__getitem__)
+        ratio = max(compared[0].cost.busy.values()) / busy[binding]
+        yield f"{compared[-1].cost}  binds: {binding}; what binds here needs {100 * ratio:.0f} % of that (goal 50 %)"
+    yield f"\n{problem()}"
+    yield from map(str, compared)
 
 
 def ours(dstate: int, model: Model) -> list[Count]:
@@ -94,22 +174,6 @@ def mma_formula(dstate: int) -> float:
     """Clocks that the multiplications of a head and tile take at the tensor core's peak: C Bᵀ, which HEADS heads share,
     M X', C S and X'ᵀ B."""
     return (Q * Q * (dstate / HEADS + HEADDIM) + 2 * Q * HEADDIM * dstate) / MULTIPLY_ADDS
-
-
-def peer(command: str, model: Model) -> Count:
-    """The only kernel of a script."""
-    if "{chunks}" not in command:
-        raise ValueError(f"peer is {command!r}, which has no {{chunks}}; put it where the script takes its chunks.")
-    return _marginal(lambda chunks: _peer_time(command, chunks, model), (3, 6), 1, f" of {_script(command)}")[-1]
-
-
-def _peer_time(command: str, chunks: int, model: Model) -> ChainTime:
-    path, *argv = shlex.split(command)
-    return chain_time(replay(path, [word.replace("{chunks}", str(chunks)) for word in argv], model), model)
-
-
-def _script(command: str) -> str:
-    return shlex.split(command)[0].rpartition("/")[2]
 
 
 def _marginal(run: Callable[[int], ChainTime], tiles: tuple[int, int], heads: int, where: str) -> list[Count]:

@@ -94,6 +94,25 @@ class Plan(NamedTuple):
     flops: int  # useful operations of the whole call
     chunks: Chunks | None = None
 
+    @property
+    def tcgen05(self) -> int | None:
+        """How many tcgen05.mma the call issues; None where only the data know (the tails of packed sequences), and on
+        the CPU."""
+        if self.backend == "recurrence":
+            return 0
+        p = self.problem
+        if self.chunks is None or p.num_seqs is not None:
+            return None
+        config = configuration(p, self.chunks)
+        tiles = [(p.seqlen // Q, Q), (1, p.seqlen % Q)]  # of a sequence: how many, of so many tokens
+        kernels = ((config.state_heads, config.state_sizes), (config.scan_heads, scan_layout(config)))
+        return p.batch * sum(
+            count * (p.nheads // heads) * sizes.mma_instructions(valid)
+            for heads, sizes in kernels
+            for count, valid in tiles
+            if valid
+        )
+
     def __str__(self) -> str:
         p = self.problem
         work = f"{self.rows} sequence(s) x {self.heads} head(s)"
@@ -332,4 +351,5 @@ def _heads_at_once(nheads: int, ngroups: int) -> int:
     per_group = nheads // ngroups
     if per_group > HEAD_TILES:
         return -(-per_group // -(-per_group // HEAD_TILES))
-    return per_group * max(g for g in range(1, ngroups + 1) if ngroups % g == 0 and g * per_group <= HEAD_TILES)
+    most = min(ngroups, HEAD_TILES // per_group)
+    return per_group * max(groups for groups in range(1, most + 1) if ngroups % groups == 0)

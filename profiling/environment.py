@@ -9,6 +9,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from .cases import require_device
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "mamba-ssm", "flashinfer-python")
+AT_WORK_SECONDS = 0.2  # that the GPU has been busy when its clock is read, so that it has left the idle one
 # Of `nvidia-smi --query-gpu`, and under what name each is kept.
 SMI_FIELDS = {
     "name": "gpu",
@@ -129,15 +133,27 @@ class Clocks:
             except Exception:  # not installed, or a driver that it does not know
                 self._nvml = None
 
-    def sample(self) -> None:
-        """Best called while the GPU works: an idle one lowers its clock."""
+    def sample(self, work: Callable[[], Any]) -> None:
+        """Reads the clock once, with `work` queued for a while before and then until the reading is in: an idle GPU
+        lowers its clock, and nvidia-smi takes longer than many calls."""
         if self._device != "cuda":
             return
-        if self._nvml is not None:
-            nvml, handle = self._nvml
-            self.samples.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
-        elif (clock := smi().get("sm_mhz")) is not None:
+        with ThreadPoolExecutor(1) as reader:
+            begin = time.perf_counter()
+            while time.perf_counter() < begin + AT_WORK_SECONDS:
+                work()
+            reading = reader.submit(self._read)
+            while not reading.done():
+                work()
+        torch.cuda.synchronize()
+        if (clock := reading.result()) is not None:
             self.samples.append(clock)
+
+    def _read(self) -> float | None:
+        if self._nvml is None:
+            return smi().get("sm_mhz")
+        nvml, handle = self._nvml
+        return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
 
     def range(self) -> dict[str, float] | None:
         return {"min_mhz": min(self.samples), "max_mhz": max(self.samples)} if self.samples else None

@@ -15,13 +15,18 @@ CHIPS = {
 # No `--set`: the sets also collect what can hang kernels that wait on barriers for bulk copies.
 SECTIONS = (
     "SpeedOfLight",
+    "SpeedOfLight_RooflineChart",
     "ComputeWorkloadAnalysis",
     "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Chart",
+    "MemoryWorkloadAnalysis_Tables",
     "LaunchStats",
     "Occupancy",
     "WarpStateStats",
 )
-ELAPSED = "avg.pct_of_peak_sustained_elapsed"
+# Stalls by instruction, and so by role. Only for who asks for it, as it is the set that is reported to hang (`source`).
+SOURCE_SECTION = "SourceCounters"
+ELAPSED, ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
 
 TIME = "gpu__time_duration.sum"
 CYCLES, SM_CYCLES, CLOCK = "sm__cycles_elapsed.avg", "sm__cycles_elapsed.sum", "sm__cycles_elapsed.avg.per_second"
@@ -48,6 +53,18 @@ DRAM_READ, DRAM_WRITE, DRAM = "dram__bytes_read.sum", "dram__bytes_write.sum", "
 _UTCMMA = "sm__inst_executed_pipe_tensor_subpipe_hmma_op_utchmma_utcqmma_utcomma_scope"
 TCGEN05 = (f"{_UTCMMA}_1cta.sum", f"{_UTCMMA}_2cta.sum")
 
+
+def _pipes(*names: str) -> tuple[str, ...]:
+    """Instructions of pipes: in percent of what they can execute while the SM is active, and their number."""
+    return tuple(f"sm__inst_executed_pipe_{name}.{form}" for name in names for form in (ACTIVE, "sum"))
+
+
+# Of a warp's latency between two issues: what it waits for. Percentages mislead where warps have roles.
+STALLS = (
+    *("barrier", "branch_resolving", "dispatch_stall", "drain", "lg_throttle", "long_scoreboard"),
+    *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
+    *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
+)
 _EVERYWHERE = (
     TIME,
     CYCLES,
@@ -64,22 +81,24 @@ _EVERYWHERE = (
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
-    "sm__inst_executed_pipe_xu.sum",
+    *_pipes("xu", "alu", "fma", "lsu", "uniform"),
     "sm__inst_executed_pipe_tensor.sum",
     "sm__inst_executed.sum",
-    "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "smsp__average_warp_latency_issue_stalled_long_scoreboard.ratio",
-    "smsp__average_warp_latency_issue_stalled_short_scoreboard.ratio",
-    "smsp__average_warp_latency_issue_stalled_barrier.ratio",
-    "smsp__average_warp_latency_issue_stalled_math_pipe_throttle.ratio",
-    "smsp__average_warp_latency_issue_stalled_mio_throttle.ratio",
-    "smsp__average_warp_latency_issue_stalled_wait.ratio",
+    f"sm__inst_issued.{ACTIVE}",
+    f"smsp__issue_active.{ACTIVE}",
+    f"sm__warps_active.{ACTIVE}",
+    *(f"smsp__average_warp_latency_issue_stalled_{reason}.ratio" for reason in STALLS),
 )
 _SPLIT_DRAM = (DRAM_READ, DRAM_WRITE)
-_TMA = (*TMA_BYTES, "sm__inst_executed_pipe_tma.sum")
+_FMA_HALVES = _pipes("fmaheavy", "fmalite")  # not on sm_80, whose FMA pipe is one
+_TMA_SECTORS = "l1tex__m_xbar2l1tex_read_sectors_mem_global_op_tma_ld"
+_TMA = (*TMA_BYTES, f"{_TMA_SECTORS}.sum", "sm__inst_executed_pipe_tma.sum")
+_CLUSTERS = f"{_TMA_SECTORS}_dest_multicast.sum"  # not on sm_120
 _BLACKWELL = (
     *_SPLIT_DRAM,
+    *_FMA_HALVES,
     *_TMA,
+    _CLUSTERS,
     PERCENT["tensor"][1],
     TENSOR_WAVEFRONTS,
     "l1tex__data_pipe_tc_wavefronts_mem_shared_op_utcmma_matrix_a.sum",
@@ -95,19 +114,22 @@ _BLACKWELL = (
 _AMPERE = (*_SPLIT_DRAM, "sm__inst_executed_pipe_tensor_op_hmma.sum")
 _HOPPER = (
     *_SPLIT_DRAM,
+    *_FMA_HALVES,
     *_TMA,
+    _CLUSTERS,
+    "smsp__average_warp_latency_issue_stalled_gmma.ratio",
     "sm__inst_executed_pipe_tensor_op_hmma.sum",
     "sm__inst_executed_pipe_tensor_op_gmma.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_gmma.sum",
 )
 _OWN = {
     "sm_80": _AMPERE,
-    "sm_86": _AMPERE,
-    "sm_89": _AMPERE,
+    "sm_86": (*_AMPERE, *_FMA_HALVES),
+    "sm_89": (*_AMPERE, *_FMA_HALVES),
     "sm_90": _HOPPER,
     "sm_100": _BLACKWELL,
     "sm_103": _BLACKWELL,
-    "sm_120": _TMA,
+    "sm_120": (*_FMA_HALVES, *_TMA),
 }
 
 

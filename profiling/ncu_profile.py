@@ -39,7 +39,8 @@ BUSY = "Another profiler holds the GPU's counters, expected them free; end it (D
 
 def profile_command(options: argparse.Namespace, arguments: list[str], arch: str) -> list[str]:
     """The command that profiles: explicit sections and metrics, kernels inside the range only."""
-    sections = [part for name in metrics.SECTIONS for part in ("--section", name)]
+    names = (*metrics.SECTIONS, *([metrics.SOURCE_SECTION] if options.source else []))
+    sections = [part for name in names for part in ("--section", name)]
     return [
         options.ncu,
         *("--target-processes", "all"),
@@ -153,6 +154,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("kernel", "application", "range", "app-range"),
         default="kernel",
         help="default kernel",
+    )
+    parser.add_argument(
+        "--source",
+        action="store_true",
+        help="stalls by instruction as well (SourceCounters), which is reported to hang on kernels with bulk copies",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run nothing")
     return parser

@@ -35,8 +35,7 @@ def describe(work: cases.Work, arguments: dict[str, Any], device: str) -> dict[s
     plan = cute_ssd.explain(function, **given)
     described = work._asdict() | {"case": work.key, "device": device}
     described |= {"flops": work.flops, "compulsory_bytes": work.compulsory_bytes, "backend": plan.backend}
-    # A plan with tensor-core kernels says how many tcgen05.mma it issues.
-    return described | {"tcgen05": getattr(plan, "tcgen05", None), "plan": str(plan)}
+    return described | {"tcgen05": plan.tcgen05, "plan": str(plan)}
 
 
 def run(work: cases.Work, options: argparse.Namespace) -> dict[str, Any]:

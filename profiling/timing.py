@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from . import ProfilingError
-from .environment import Clocks
 
 RANGE = "ssd_iteration"
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -79,7 +78,7 @@ def spans(trace: dict[str, Any], name: str = RANGE) -> list[tuple[float, int]]:
     return [(max(e for _, e in done) - min(s for s, _ in done), len(done)) for done in work if done]
 
 
-def cupti(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: int, clocks: Clocks) -> Timing:
+def cupti(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: int) -> Timing:
     """Device times of CUPTI, through torch's profiler."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
@@ -87,7 +86,6 @@ def cupti(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: 
             flush()
             with torch.profiler.record_function(RANGE):
                 calls[number % len(calls)]()
-        clocks.sample()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "trace.json"
@@ -101,7 +99,7 @@ def cupti(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: 
     return summary([us for us, _ in found], max(kernels for _, kernels in found))
 
 
-def events(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: int, clocks: Clocks) -> Timing:
+def events(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: int) -> Timing:
     """CUDA events around the call. They also count what a launch adds where the host is slower than the flush."""
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(iterations)]
     for number, (start, end) in enumerate(pairs):
@@ -109,12 +107,11 @@ def events(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations:
         start.record()
         calls[number % len(calls)]()
         end.record()
-    clocks.sample()
     torch.cuda.synchronize()
     return summary([start.elapsed_time(end) * 1e3 for start, end in pairs])
 
 
-def host(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: int, clocks: Clocks) -> Timing:
+def host(calls: list[Callable[[], Any]], flush: Callable[[], Any], iterations: int) -> Timing:
     """The CPU's clock around a call that is over when it returns."""
     us = []
     for number in range(iterations):

@@ -71,6 +71,19 @@ def test_long_sequences_go_to_the_tensor_cores(arch: str) -> None:
     assert "32 tile(s) of 128 tokens" in text
 
 
+def test_tensor_instructions() -> None:
+    """Of one head a full tile of 64 x 256 takes 8 K steps for each half of dstate, 16 for C Bᵀ, 16 for C S and 8 for
+    M x; K steps behind the last token are left out. What the emulator counts: test_profiling_ncu.py."""
+    full, tail = 16 * (2 * 8 + 16 + 16 + 8), 16 * (2 * 2 + 16 + 16 + 2)
+    found = planned(seqlen=256 + 17)
+    assert found.chunks is not None and found.chunks.scan_heads == 1
+    assert found.tcgen05 == 2 * full + tail
+    assert planned(seqlen=256 + 17, batch=3).tcgen05 == 3 * found.tcgen05
+    assert planned(num_seqs=2).backend == "chunked" and planned(num_seqs=2).tcgen05 is None
+    assert planned(seqlen=8).tcgen05 == 0 and planned(decode=True, seqlen=1).tcgen05 == 0
+    assert plan.plan(problem(), Device("cpu")).tcgen05 is None
+
+
 def test_plans_need_no_compiler() -> None:
     program = (
         "import sys, torch, cute_ssd\n"

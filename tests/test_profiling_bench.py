@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_trace_without_device_times(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     with pytest.raises(ProfilingError, match=r"CUPTI gave device times of 0 of 3 calls, .* --timer events"):
-        timing.cupti([lambda: called.append(0), lambda: called.append(1)], lambda: None, 3, environment.Clocks("cpu"))
+        timing.cupti([lambda: called.append(0), lambda: called.append(1)], lambda: None, 3)
     assert called == [0, 1, 0]  # the sets of buffers in turn
 
 
@@ -341,6 +342,30 @@ def test_nvidia_smi() -> None:
     assert (partly["sm_mhz"], partly["memory_mhz"], partly["celsius"], partly["watts"]) == (None, None, None, 9.0)
     assert environment.parse_smi("") == {} == environment.parse_smi("No devices were found")
     assert environment.Clocks("cpu").range() is None
+
+
+def test_the_clock_is_read_while_the_gpu_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the reading takes."""
+    calls = 0
+
+    def work() -> None:
+        nonlocal calls
+        calls += 1
+
+    clocks = environment.Clocks("cuda")
+    seen = []
+
+    def read() -> float:
+        seen.append(calls)
+        while calls < seen[0] + 100:  # comes back only if the calls go on
+            time.sleep(0)
+        return 1500.0
+
+    monkeypatch.setattr(environment, "AT_WORK_SECONDS", 0.01)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr(clocks, "_read", read)
+    clocks.sample(work)
+    assert seen[0] > 0 and clocks.range() == {"min_mhz": 1500.0, "max_mhz": 1500.0}
 
 
 def test_the_environment_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import nvtx
 import pytest
 
+import cute_ssd
+from cute_ssd import ops, plan
 from profiling import ProfilingError, baselines, cases, chip_metrics, metrics, ncu_profile, run_case
 
 from .ncu_reports import FIXTURES
@@ -25,6 +27,38 @@ def test_metrics_of_each_architecture() -> None:
         assert {names[0] for names in metrics.PERCENT.values()} < set(asked) and metrics.SM_CYCLES in asked
     with pytest.raises(ProfilingError, match="arch is 'sm_70', expected one of sm_80, "):
         metrics.metrics("sm_70")
+
+
+def test_what_the_design_asks_for() -> None:
+    """sm100_performance.md, §4. `..._utcmma_matrix_b` is two counters, by CTA group."""
+    wavefronts = "l1tex__data_pipe_tc_wavefronts_mem_shared_op_utcmma_matrix"
+    sectors = "l1tex__m_xbar2l1tex_read_sectors_mem_global_op_tma_ld"
+    elapsed, active = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
+    stalls = ("long_scoreboard", "short_scoreboard", "barrier", "math_pipe_throttle", "wait", "membar")
+    named = {
+        *("gpu__time_duration.sum", "sm__cycles_elapsed.avg", "sm__cycles_elapsed.avg.per_second"),
+        *(f"sm__throughput.{elapsed}", f"gpu__compute_memory_throughput.{elapsed}"),
+        *(f"sm__pipe_{pipe}_cycles_active.{elapsed}" for pipe in ("tc", "tensor")),
+        f"sm__mem_tensor_cycles_active.{elapsed}",
+        *(f"sm__inst_executed_pipe_{pipe}.sum" for pipe in ("tc", "tensor", "tmem")),
+        *("sm__mem_tensor_reads_op_ldt.sum", "sm__mem_tensor_reads_op_utcmma_matrix_c.sum"),
+        *(f"{wavefronts}_{operand}.sum" for operand in ("a", "b_scope_1cta", "b_scope_2cta")),
+        *(f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum" for op in ("ld", "st")),
+        *(f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum" for op in ("ld", "st")),
+        *(
+            f"sm__inst_executed_pipe_{pipe}.{form}"
+            for pipe in ("xu", "alu", "fma", "fmaheavy", "fmalite", "lsu", "uniform")
+            for form in (active, "sum")
+        ),
+        *(f"sm__inst_issued.{active}", f"smsp__issue_active.{active}"),
+        *("dram__bytes_read.sum", "dram__bytes_write.sum", f"dram__throughput.{elapsed}"),
+        *("lts__t_bytes.sum", "lts__t_sector_hit_rate.pct", f"{sectors}.sum", f"{sectors}_dest_multicast.sum"),
+        *(f"smsp__average_warp_latency_issue_stalled_{reason}.ratio" for reason in stalls),
+    }
+    assert not named - set(metrics.metrics("sm_100a"))
+    memory = [f"MemoryWorkloadAnalysis{part}" for part in ("", "_Chart", "_Tables")]
+    sections = {"SpeedOfLight", "SpeedOfLight_RooflineChart", "ComputeWorkloadAnalysis", *memory, "LaunchStats"}
+    assert {*metrics.SECTIONS, metrics.SOURCE_SECTION} == {*sections, "Occupancy", "WarpStateStats", "SourceCounters"}
 
 
 def test_nvidia_knows_every_metric(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +118,31 @@ def test_the_description_is_what_report_compares_with(what: list[str], tmp_path:
     from profiling import report
 
     assert report.main([str(FIXTURES / "b200.csv"), "--case-file", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heads"),
+    [
+        ({"seqlen": 149}, None),
+        ({"seqlen": 301, "batch": 2, "nheads": 8, "ngroups": 2, "dstate": 128}, 4),
+        ({"seqlen": 129, "batch": 3, "nheads": 6, "ngroups": 2, "dstate": 256}, 1),
+    ],
+)
+def test_the_plan_s_count_is_what_is_executed(
+    sizes: dict[str, int], heads: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without --emulate the description has the plan's number; `heads`: of a work item."""
+    pytest.importorskip("cutlass")
+    monkeypatch.setattr(ops, "_ASKED", {})
+    if heads is not None:
+        monkeypatch.setattr(plan, "_heads_of_an_item", lambda problem, device: heads)
+    path = tmp_path / "x.case.json"
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    with cute_ssd.emulate("sm_100a", sanitize=False) as report:
+        assert run_case.main([*words, "--device", "cpu", "--warmup", "0", "--describe", str(path)]) == 0
+    described = json.loads(path.read_text())
+    assert described["backend"] == "chunked"
+    assert described["tcgen05"] == sum(launch.instructions.get(run_case.MMA, 0) for launch in report.launches) > 0
 
 
 def test_counts_of_the_emulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +205,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert program[1:] == ["-m", "profiling.run_case", "--case", "9", "--repeat", "2", "--describe", f"{out}.case.json"]
     assert export == f"ncu --import {out}.ncu-rep --page raw --csv > {out}.csv"
     assert not list(tmp_path.iterdir())
+
+
+def test_stalls_by_instruction_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, asked in (([], 0), (["--source"], 1)):
+        assert ncu_profile.main(["--case", "9", "--arch", "sm_100a", "--dry-run", *options]) == 0
+        assert capsys.readouterr().out.count("--section SourceCounters") == asked
 
 
 def test_a_dry_run_states_the_clock_control(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,15 +60,20 @@ def _descriptor(major_bytes: int) -> int:
     return (128 >> 4) << 16 | (major_bytes >> 4) << 32 | 1 << 46
 
 
-def _instruction(m: int, n: int) -> int:
-    """The instruction descriptor of bf16 products with fp32 accumulators."""
-    return 1 << 4 | 1 << 7 | 1 << 10 | (n >> 3) << 17 | (m >> 4) << 24
+FORMATS = {"BF16": ("f16", 1, 1), "E4M3": ("f8f6f4", 1, 0), "S8": ("i8", 2, 1)}
+"""By element type: kind of tcgen05.mma; the codes of the accumulators' and the elements' types in its descriptor."""
 
 
-def products(m: int, n: int, in_tmem: bool, group: int, count: int) -> Run:
+def _instruction(m: int, n: int, dtype: str = "BF16") -> int:
+    """The instruction descriptor of products with accumulators of 32 bits."""
+    _, accumulator, element = FORMATS[dtype]
+    return accumulator << 4 | element << 7 | element << 10 | (n >> 3) << 17 | (m >> 4) << 24
+
+
+def products(m: int, n: int, in_tmem: bool, group: int, count: int, dtype: str = "BF16") -> Run:
     """`count` independent tcgen05.mma one after the other, a commit and the wait for it."""
     a = "[%ta]" if in_tmem else "%da"
-    one = f"tcgen05.mma.cta_group::{group}.kind::f16 [%tm], {a}, %db, %id, %yes;\n"
+    one = f"tcgen05.mma.cta_group::{group}.kind::{FORMATS[dtype][0]} [%tm], {a}, %db, %id, %yes;\n"
     sync = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" if group == 2 else "bar.sync 0;"
     rank = "mov.u32 %r, %cluster_ctarank; setp.ne.u32 %p, %r, 0; @%p bra DONE;" if group == 2 else ""
     text = f"""
@@ -82,7 +87,7 @@ def products(m: int, n: int, in_tmem: bool, group: int, count: int) -> Run:
   mov.u32 %r, %tid.x; setp.ne.u32 %p, %r, 0; @%p bra READY;
   mbarrier.init.shared::cta.b64 [%mb], 1; fence.mbarrier_init.release.cluster;
   READY: {sync}
-  ld.shared.b32 %tm, [head]; add.u32 %ta, %tm, 256; mov.u32 %id, {_instruction(m, n)}; setp.eq.u32 %yes, 0, 0;
+  ld.shared.b32 %tm, [head]; add.u32 %ta, %tm, 256; mov.u32 %id, {_instruction(m, n, dtype)}; setp.eq.u32 %yes, 0, 0;
   shr.u32 %s, %s, 4; cvt.u64.u32 %sh, %s; and.b64 %sh, %sh, 16383; or.b64 %da, %sh, {_descriptor(256)};
   add.u64 %db, %da, 512;
   mov.u32 %r, %tid.x; setp.ne.u32 %p, %r, 0; @%p bra DONE;
@@ -98,15 +103,15 @@ def products(m: int, n: int, in_tmem: bool, group: int, count: int) -> Run:
     return execute(text, bytes(8), [], 128, 32768, group)
 
 
-def product_rate(m: int, n: int, in_tmem: bool, group: int) -> float:
+def product_rate(m: int, n: int, in_tmem: bool, group: int, dtype: str = "BF16") -> float:
     """Clocks per product of a long sequence."""
-    times = [products(m, n, in_tmem, group, count).modelled().cycles for count in (8, 40)]
+    times = [products(m, n, in_tmem, group, count, dtype).modelled().cycles for count in (8, 40)]
     return (times[1] - times[0]) / 32
 
 
-def product_latency(m: int, n: int, in_tmem: bool, group: int) -> float:
+def product_latency(m: int, n: int, in_tmem: bool, group: int, dtype: str = "BF16") -> float:
     """Clocks from the issue of one product until its commit has been seen."""
-    run = products(m, n, in_tmem, group, 1)
+    run = products(m, n, in_tmem, group, 1, dtype)
     segments = run.modelled(detailed=True).segments
     warps = sum(map(len, [trace.warps for trace in run.traces]))
     begin = next(s.begin for s in segments if s.row == warps)
