@@ -84,7 +84,7 @@ def mamba_chunk_scan_combined(
         state_dtype,
     )
     _refuse_gradient_on_gpu(x, dt, A, B, C, D, z, dt_bias, initial_states)
-    y, final_states, varlen_states = _chunk_scan(
+    outputs = _chunk_scan(
         x,
         dt,
         A,
@@ -104,7 +104,7 @@ def mamba_chunk_scan_combined(
         return_varlen_states,
         state_dtype,
     )
-    return _returned(y, (return_final_states, final_states), (return_varlen_states, varlen_states))
+    return _returned(*outputs)
 
 
 def ssd_chunk_scan(
@@ -140,7 +140,7 @@ def ssd_chunk_scan(
         state_dtype,
     )
     _refuse_gradient_on_gpu(x, log_decay, B, C, D, z, initial_states)
-    y, final_states, _ = _chunk_scan(
+    outputs = _chunk_scan(
         x,
         None,
         None,
@@ -161,7 +161,7 @@ def ssd_chunk_scan(
         False,
         state_dtype,
     )
-    return _returned(y, (return_final_states, final_states))
+    return _returned(*outputs)
 
 
 def mamba_chunk_scan_varlen(
@@ -239,7 +239,8 @@ def mamba_chunk_scan_varlen(
         state_dtype,
         y,
     )
-    return _returned(y, (return_final_states, final_states), (return_chunk_states, chunk_states))
+    wanted = ((final_states, return_final_states), (chunk_states, return_chunk_states))
+    return _returned(y, *[states for states, asked in wanted if asked])
 
 
 def mamba_chunk_scan_varlen_inplace(
@@ -432,6 +433,5 @@ _PROBLEMS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
 )
 
 
-def _returned(y: Tensor, *optional: tuple[bool, Tensor]) -> Any:
-    wanted = [tensor for asked, tensor in optional if asked]
-    return (y, *wanted) if wanted else y
+def _returned(y: Tensor, *states: Tensor) -> Any:
+    return (y, *states) if states else y

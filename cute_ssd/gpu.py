@@ -12,12 +12,13 @@ from torch import Tensor
 from . import launch
 from .errors import UnsupportedError
 from .launch import Operands
-from .ops import Asked
+from .ops import Asked, present
 from .problem import Problem
 
 
-def chunk_scan(asked: Asked, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Batched rows, or sequences packed into one by cu_seqlens. Returns y, final states, states of the sequences."""
+def chunk_scan(asked: Asked, *args: Any) -> list[Tensor]:
+    """Batched rows, or sequences packed into one by cu_seqlens. Returns y, final states, states of the sequences, as
+    asked for."""
     *inputs, return_final_states, return_varlen_states, _ = args
     x, dt, A, log_decay, B, C, D, z, dt_bias, initial_states, _, cu_seqlens, _, softplus, low, high = inputs
     p = asked.problem
@@ -49,13 +50,10 @@ def chunk_scan(asked: Asked, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         softplus,
         (low, high),
     )
-    none = x.new_empty(0, dtype=p.state_dtype)
-    if states is None:
-        return y, none, none
-    if not packed:
-        return y, states, none
-    final = _last(states, cu_seqlens, initial_states) if return_final_states else none
-    return y, final, states if return_varlen_states else none
+    final = states
+    if states is not None and packed and return_final_states:
+        final = _last(states, cu_seqlens, initial_states)
+    return present(y, final if return_final_states else None, states if return_varlen_states else None)
 
 
 def _last(states: Tensor, offsets: Tensor, initial_states: Tensor | None) -> Tensor:

@@ -2,7 +2,8 @@
 
 Every implementation builds the `Problem` first, so that eager calls and torch.compile check the same (torch.compile
 wraps what is raised in an error of its own). The CUDA implementations are in `gpu.py`; the CPU's hand over to them
-inside `cute_ssd.emulate()`. Optional outputs are empty tensors.
+inside `cute_ssd.emulate()`. chunk_scan returns a list of the outputs that were asked for; chunk_scan_varlen, which
+writes an argument, may not (torch.compile refuses such lists): what was not asked for is an empty tensor there.
 """
 
 import functools
@@ -32,7 +33,7 @@ _PACKED_INPUTS = (
 )
 _LIBRARY.define(
     f"chunk_scan({_SCAN_INPUTS}, bool return_final_states, bool return_varlen_states, ScalarType? state_dtype)"
-    " -> (Tensor, Tensor, Tensor)"
+    " -> Tensor[]"
 )
 _LIBRARY.define(
     f"chunk_scan_backward(Tensor dy, Tensor? dfinal_states, Tensor? dvarlen_states, {_SCAN_INPUTS})"
@@ -83,7 +84,15 @@ def _register(
 
     _LIBRARY.impl(name, on_cpu, "CPU")
     _LIBRARY.impl(name, on_gpu, "CUDA")
+    for key in ("SparseCPU", "SparseCsrCPU", "MkldnnCPU", "SparseCUDA", "SparseCsrCUDA"):
+        _LIBRARY.impl(name, functools.partial(_refuse_layout, name), key)
     torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
+
+
+def _refuse_layout(operator: str, *args: Any) -> Any:
+    for name, value in zip(_argument_names(operator), args, strict=True):
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise ShapeError(f"{name} has layout {value.layout}, expected torch.strided; pass {name}.to_dense().")
 
 
 class Asked(NamedTuple):
@@ -242,23 +251,23 @@ def _whole_rows(batch: int, seqlen: int) -> _RowStates:
     return _RowStates(whole_rows(batch, seqlen), batch)
 
 
-def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk_scan_cpu(*args: Any) -> list[Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
     p, how, *_ = _asked_scan(*args)
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     rows = _row_states(p, seq_idx, cu_seqlens)
     sequences = rows.sequences
-    outputs = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
-    y, final_states, varlen_states = map(pages.advise, outputs)
+    y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
+    outputs = [pages.advise(output) for output in present(y, final_states, varlen_states)]
     if cu_seqlens is not None and sequences.tokens < p.seqlen:
         y.zero_()
-    if return_final_states and not sequences.rows:
+    if final_states is not None and not sequences.rows:
         final_states.zero_() if initial_states is None else final_states.copy_(initial_states)
 
     def final(s: int) -> list[Tensor]:
         row = sequences.rows[s]
-        of_row = [final_states[row]] if return_final_states and rows.lasts[row] == s else []
-        return [*of_row, varlen_states[s]] if return_varlen_states else of_row
+        of_row = [final_states[row]] if final_states is not None and rows.lasts[row] == s else []
+        return of_row if varlen_states is None else [*of_row, varlen_states[s]]
 
     cpu.scan(
         _scan_inputs(p, *inputs),
@@ -268,22 +277,30 @@ def _chunk_scan_cpu(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         lambda ids: rows.gather(initial_states, rows.firsts, ids, p.compute_dtype),
         final if return_final_states or return_varlen_states else None,
     )
-    return y, final_states, varlen_states
+    return outputs
 
 
-def _chunk_scan_outputs(p: Problem, x: Tensor, finals: bool, varlen: bool) -> tuple[Tensor, Tensor, Tensor]:
-    def states(count: int | None, wanted: bool) -> Tensor:
-        return x.new_empty((count or 0, *p.state_shape) if wanted else 0, dtype=p.state_dtype)
+def present(*outputs: Tensor | None) -> list[Tensor]:
+    return [output for output in outputs if output is not None]
+
+
+def _chunk_scan_outputs(
+    p: Problem, x: Tensor, finals: bool, varlen: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Fresh y, final states and states of the sequences, or None for what is not wanted."""
+
+    def states(count: int | None) -> Tensor:
+        return x.new_empty((count or 0, *p.state_shape), dtype=p.state_dtype)
 
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return y, states(p.batch, finals), states(p.num_seqs, varlen)
+    return y, states(p.batch) if finals else None, states(p.num_seqs) if varlen else None
 
 
-def _chunk_scan_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk_scan_fake(*args: Any) -> list[Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
     p = _scan_problem(*inputs, *args[17:])
     _require_support(p, inputs[0])
-    return _chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states)
+    return present(*_chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states))
 
 
 def _backward_outputs(
@@ -356,7 +373,7 @@ def _chunk_scan_backward_fake(
     return _backward_outputs(*inputs)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     *scan_inputs, return_final_states, return_varlen_states, _ = inputs
     if Device.of(inputs[0].device).kind == "cuda":
         raise UnsupportedError(
@@ -368,12 +385,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.returned = return_final_states, return_varlen_states
 
 
-def _backward(ctx: Any, dy: Tensor, dfinal: Tensor | None, dvarlen: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+    """`gradients` are those of the outputs that were asked for."""
     finals, varlens = ctx.returned
+    dy, dfinal, dvarlen = gradients[0], gradients[1] if finals else None, gradients[-1] if varlens else None
     saved = ctx.saved_tensors  # once: activation checkpointing unpacks them at each access
-    grads = torch.ops.cute_ssd.chunk_scan_backward(
-        dy, dfinal if finals else None, dvarlen if varlens else None, *saved, *ctx.settings
-    )
+    grads = torch.ops.cute_ssd.chunk_scan_backward(dy, dfinal, dvarlen, *saved, *ctx.settings)
     wanted = zip(grads, saved[:10], strict=True)
     return (*(None if t is None else grad for grad, t in wanted), *(None,) * 9)
 

@@ -31,7 +31,8 @@ def advise(tensor: Tensor) -> Tensor:
 
 def zeros_like(tensor: Tensor) -> Tensor:
     """Contiguous zeros of the shape, dtype and device of `tensor`."""
-    if torch.compiler.is_compiling() or not tensor.is_cpu or tensor.nbytes < LARGE:
+    here = tensor.is_cpu and tensor.layout == torch.strided  # the operators refuse sparse ones
+    if torch.compiler.is_compiling() or not here or tensor.nbytes < LARGE:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return advise(torch.empty(tensor.shape, dtype=tensor.dtype)).zero_()
 
