@@ -124,16 +124,9 @@ def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any)
     matters to GPU kernels only."""
     arch = emulated_arch()
     on_gpu = bool(arch) or args[0].is_cuda
-    key = (
-        describe,
-        arch,
-        *[
-            (t.shape, t.stride(), t.dtype, t.get_device(), on_gpu and t.data_ptr() % VECTOR_BYTES)
-            if isinstance(t, Tensor)
-            else t
-            for t in args
-        ],
-    )
+    # On the CPU all tensors are the CPU's: the dispatcher prefers any other device, and None comes cheapest.
+    seen = _seen_on_gpu if on_gpu else _seen
+    key = (describe, arch, *[None if t is None else seen(t) if isinstance(t, Tensor) else t for t in args])
     found = _ASKED.get(key)
     if found is None:
         if len(_ASKED) >= 1024:  # lengths that never come again
@@ -144,6 +137,14 @@ def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any)
         spans = {n: _span(t) for n, t in enumerate(args) if isinstance(t, Tensor) and t.numel()}
         _ASKED[key] = found = Asked(asked, plan(asked, Device.of(args[0].device)), spans, {})
     return found
+
+
+def _seen(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _seen_on_gpu(tensor: Tensor) -> tuple[Any, ...]:
+    return *_seen(tensor), tensor.get_device(), tensor.data_ptr() % VECTOR_BYTES
 
 
 def _span(tensor: Tensor) -> int:
