@@ -70,6 +70,11 @@ def compiled(kernel: Configuration, arch: str) -> Compiled:
     return found
 
 
+def configuration_of(ptx: str) -> Configuration | None:
+    """What the kernels with this PTX were compiled for; None where `compiled` has not returned them here."""
+    return next((kernel for (kernel, _, _), found in _compiled.items() if found.ptx == ptx), None)
+
+
 def is_cached(kernel: Configuration, arch: str) -> bool:
     """Whether `compiled` would find this kernel on the disk, undamaged."""
     return _intact(cache_directory() / "kernels" / _key(kernel, arch))

@@ -3,8 +3,10 @@
     python -m profiling.timeline --case 13 --launch 2 --out timeline.json
     python -m profiling.timeline --script mamba2_ssd.py --out timeline.json -- --gbehcdln 1,1,2,1,8,64,128,128
 
-A warp is at work or waits; a wait names the instruction that waits and the one that let it go on, with their Python
-lines. Times are modelled (cute_ssd/emulator/timing), nothing is measured.
+A warp is at work or waits. A wait names the barrier: for the kernels of this package with the name that their table of
+pipes gives it ("full x[2]": stage 2 of the pipe x, until it is full), for any kernel with its offset in shared memory;
+and who let it go on. Python lines are the innermost ones, which is all that the PTX has: of an inlined helper its own.
+Times are modelled (cute_ssd/emulator/timing), nothing is measured.
 """
 
 import argparse
@@ -16,13 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cute_ssd import suite
+from cute_ssd.compile import configuration_of
 from cute_ssd.emulator import EmulatorError, UnsupportedInstruction, emulate
 from cute_ssd.emulator.program import Program
 from cute_ssd.emulator.report import short_name
-from cute_ssd.emulator.timing import CLOCKS, Model, Recording, Segment, simulate
+from cute_ssd.emulator.timing import CLOCKS, Barrier, Model, Recording, Segment, Trace, simulate
 from cute_ssd.emulator.timing.scripts import replay
 from cute_ssd.emulator.timing.sm import PAYLOAD_SHIFT, PC_MASK
 
@@ -31,6 +32,7 @@ from . import ProfilingError
 ENGINES = ("tensor core", "TMA loads", "TMA stores")
 ENGINES_PER_CTA = 4  # rows of engines that the model counts for each CTA
 LANES = 64  # rows of the timeline for one row of the model
+PIPED = {"chunk_state": "state", "chunk_scan": "scan"}  # kernels with a table of pipes, and what `build` calls them
 
 
 def timeline(recording: Recording, model: Model, cluster: int = 0) -> dict[str, Any]:
@@ -42,7 +44,8 @@ def timeline(recording: Recording, model: Model, cluster: int = 0) -> dict[str, 
     program, trace = recording.program, recording.traces[cluster]
     time = simulate(program, [trace], model, active_sms=int(model["multiprocessors"]), detailed=True)
     warps = len(trace.warps)
-    rows = {row: f"warp {row}{_role(program, words)}" for row, words in enumerate(trace.warps) if len(words)}
+    names = barrier_names(trace, pipe_barriers(recording))
+    rows = {row: f"warp {row}{role}" for row, role in enumerate(_roles(program, trace))}
     lanes: dict[int, list[float]] = {}
     placed: list[tuple[int, Segment]] = []  # what an engine does at the same time goes to rows of its own
     for segment in sorted(time.segments, key=lambda s: s.begin):
@@ -66,14 +69,14 @@ def timeline(recording: Recording, model: Model, cluster: int = 0) -> dict[str, 
     for tid, segment in placed:
         events.append(
             {
-                "name": _name(program, segment, rows, warps),
+                "name": _name(program, segment, rows, names, warps),
                 "cat": "wait" if segment.waits else "engine" if segment.row >= warps else "work",
                 "ph": "X",
                 "pid": 0,
                 "tid": tid,
                 "ts": segment.begin * scale,
                 "dur": (segment.end - segment.begin) * scale,
-                "args": _details(program, segment, rows),
+                "args": _details(program, segment, rows, names),
             }
         )
     return {
@@ -86,6 +89,36 @@ def timeline(recording: Recording, model: Model, cluster: int = 0) -> dict[str, 
             "cluster": trace.number,
         },
     }
+
+
+def pipe_barriers(recording: Recording) -> list[str]:
+    """Names of the mbarriers of a kernel of this package, in the order of their addresses; [] for any other."""
+    configuration, kernel = configuration_of(recording.ptx), PIPED.get(recording.kernel.rpartition("_")[0])
+    if configuration is None or kernel is None:
+        return []
+    table = getattr(configuration.build()[0], kernel).pipes
+    names = []
+    for name, pipe in table.pipes.items():
+        for state in ("full", "empty") if pipe.consumers else ("full",):
+            names += [f"{state} {name}[{stage}]" for stage in range(pipe.stages)]
+    return names
+
+
+def barrier_names(trace: Trace, pipes: list[str]) -> dict[Barrier, str]:
+    """What every barrier of a cluster is called. `pipes` are the names of each CTA's mbarriers, if they have any."""
+    barriers = sorted({trace.barrier(token) for token in range(len(trace.barriers))})
+    names = {}
+    for cta in range(trace.nctas):
+        mine = [barrier for barrier in barriers if barrier.kind == "mbarrier" and barrier.cta == cta]
+        known = pipes if len(pipes) == len(mine) else [""] * len(mine)
+        suffix = f" of CTA {cta}" if trace.nctas > 1 else ""
+        for barrier, pipe in zip(mine, known, strict=True):
+            place = f"mbarrier at shared+{barrier.place:#x}{suffix}"
+            names[barrier] = f"{pipe} ({place})" if pipe else place
+    for barrier in barriers:
+        number = f" {barrier.place}" if barrier.kind == "named barrier" else ""
+        names.setdefault(barrier, f"{barrier.kind}{number}")
+    return names
 
 
 def _place(program: Program, record: int) -> str:
@@ -102,41 +135,50 @@ def _text(program: Program, record: int) -> str:
     return instruction.text if instruction else ""
 
 
-def _name(program: Program, segment: Segment, rows: dict[int, str], warps: int) -> str:
+def _name(program: Program, segment: Segment, rows: dict[int, str], names: dict[Barrier, str], warps: int) -> str:
     opcode = _text(program, segment.record).split()[:1]
     if segment.row >= warps:
         return f"{''.join(opcode).split('.')[0]} {_place(program, segment.record)}"
     if not segment.waits:
         return "at work"
-    if segment.releaser_row < 0:
-        return f"waits at {_place(program, segment.record)}"
-    return f"waits at {_place(program, segment.record)} for {rows.get(segment.releaser_row, 'an engine')}"
+    if segment.barrier is None:
+        return f"waits at {_place(program, segment.record)}: {''.join(opcode)}"
+    released = f"{rows[segment.releaser_row]} at {_place(program, segment.releaser_record)}"
+    return f"waits for {names[segment.barrier]}, released by {released}"
 
 
-def _details(program: Program, segment: Segment, rows: dict[int, str]) -> dict[str, str]:
+def _details(program: Program, segment: Segment, rows: dict[int, str], names: dict[Barrier, str]) -> dict[str, str]:
     details = {"ptx": _text(program, segment.record), "source": _place(program, segment.record)}
-    if segment.releaser_row >= 0:
-        details["released by"] = rows.get(segment.releaser_row, "")
+    if segment.barrier is not None:
+        details["barrier"] = names[segment.barrier]
+        details["released by"] = rows[segment.releaser_row]
         details["released at"] = _place(program, segment.releaser_record)
         details["released with"] = _text(program, segment.releaser_record)
     return details
 
 
-def _role(program: Program, words: np.ndarray) -> str:
-    """The Python function that most of a warp's code comes from: with one method per role, its role."""
-    records, at = set(), 0
-    listed = words.tolist()
-    while at < len(listed):
-        records.add(listed[at] & PC_MASK)
-        at += 1 + (listed[at] >> PAYLOAD_SHIFT)
-    functions = Counter[str]()
-    for record in records:
-        instruction = program.instruction_at(int(program.records["line"][record]))
-        if instruction is not None and instruction.source:
-            functions[_function_at(instruction.source[0], instruction.source[1])] += 1
-    functions.pop("", None)
-    functions.pop("kernel", None)
-    return f" ({functions.most_common(1)[0][0]})" if functions else ""
+def _roles(program: Program, trace: Trace) -> list[str]:
+    """For each warp the Python function that most of its lines are in: with one method per role, its role. Lines and
+    not instructions, of which an unrolled helper has more; and not what all the warps do before they part."""
+    found = []
+    for words in trace.warps:
+        records, at = set(), 0
+        listed = words.tolist()
+        while at < len(listed):
+            records.add(listed[at] & PC_MASK)
+            at += 1 + (listed[at] >> PAYLOAD_SHIFT)
+        executed = (program.instruction_at(int(program.records["line"][record])) for record in records)
+        lines = {instruction.source for instruction in executed if instruction is not None and instruction.source}
+        found.append(Counter(_function_at(*line) for line in sorted(lines)))
+    common = set.intersection(*map(set, filter(None, found))) if len(found) > 1 and any(found) else set()
+    chosen = []
+    for functions in found:
+        own = [name for name, _ in functions.most_common() if name not in common | {"", "kernel"}]
+        chosen.append(f" ({own[0]})" if own else "")
+    return chosen
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
@@ -145,8 +187,13 @@ def _functions(path: str) -> tuple[tuple[int, int, str], ...]:
         tree = ast.parse(Path(path).read_text())
     except (OSError, SyntaxError, ValueError):
         return ()
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return tuple((n.lineno, n.end_lineno or n.lineno, n.name) for n in ast.walk(tree) if isinstance(n, kinds))
+    prefixes = {}  # of the methods of a part of a kernel, which may all be called `run`
+    for owner in ast.walk(tree):
+        methods = [n for n in ast.iter_child_nodes(owner) if isinstance(n, FUNCTIONS)]
+        if isinstance(owner, ast.ClassDef) and all(method.name != "kernel" for method in methods):
+            prefixes.update(dict.fromkeys(methods, f"{owner.name}."))
+    functions = [n for n in ast.walk(tree) if isinstance(n, FUNCTIONS)]
+    return tuple((n.lineno, n.end_lineno or n.lineno, prefixes.get(n, "") + n.name) for n in functions)
 
 
 def _function_at(path: str, line: int) -> str:

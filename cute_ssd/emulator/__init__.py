@@ -67,7 +67,7 @@ def prepare(
     if sampled and not timing:
         raise ShapeError("sampled is True without timing, expected both: only the timing model can do with a few CTAs.")
     model = Model() if timing is True else timing or None
-    report = Report(arch)
+    report = Report(arch, keep_going=keep_going, records_writes=sanitize and not sampled)
     threads = threads or Options().threads
     options = Options(schedule, seed, sanitize, threads, implicit_waits, tensor_fences, time_limit)
     return report, Session(arch, Runner(report, options, keep_going, model, sampled))
@@ -91,11 +91,12 @@ def emulate(
     """Inside it `cute.compile` targets `arch` and compiled functions, called with CPU tensors, run on the emulator.
 
     Args:
-        arch: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a or sm_120a.
-        seed: chooses the order of events; the same seed gives the same run. 0 is the eager schedule (asynchronous work
-            is done when it is issued), odd seeds are late (it is done when nothing else can go on, polls may fail),
-            other even ones priority schedules (always the runnable warp or engine of highest random priority). Test
-            with several.
+        arch: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a or sm_120a; of the last four also the base and family
+            names that CuTe DSL knows (sm_90, sm_100, sm_100f, ...): the same device without what is its own.
+        seed: chooses the order of events; the same seed gives the same run (README.md: Schedules and seeds). 0 is the
+            eager schedule (asynchronous work is done when it is issued), odd seeds are late (it is done when nothing
+            else can go on, polls may fail), other even ones priority schedules (always the runnable warp or engine of
+            highest random priority). Test with several.
         sanitize: look for races, missing fences, uninitialised reads; about three times slower.
         schedule: "eager", "late" or "priority", instead of the one that the seed implies.
         keep_going: collect findings in the report; else a launch with findings raises KernelError when it is over. What
@@ -104,8 +105,9 @@ def emulate(
             only tcgen05.wait::ld does, as the PTX ISA says, and a use before it is a finding.
         tensor_fences: tcgen05 operations of two threads need tcgen05.fence::before_thread_sync and after_thread_sync
             around what synchronises them, as the PTX ISA says. By default they do not: NVIDIA's kernels leave them out.
-        threads: host threads, by default one per core. Results do not depend on it.
-        time_limit: seconds that a launch may be expected to take; a larger grid is given up early with an estimate.
+        threads: host threads, by default one per core. Kernels whose CTAs meet in global memory get one. Only where
+            they race there, what they leave and which side is named depends on more than one.
+        time_limit: seconds that a launch may take; a larger grid is given up early with an estimate.
         timing: model the time of each launch on a B200, at its boost clock or as a `timing.Model` says; up to three
             times slower. Needs the eager schedule.
         sampled: with `timing`, execute only the CTAs whose traces stand for all: fast, and the outputs are incomplete.

@@ -175,6 +175,7 @@ class Decoder:
         self.shared_symbols: list[int] = []
         self.param_symbols: list[int] = []
         self.keep_alive: list[object] = []
+        self.ctas_meet = False
         self._constants: dict[tuple[object, int], int] = {}
         self._branches: list[tuple[int, str]] = []
         self._tables: list[tuple[int, str]] = []
@@ -479,6 +480,7 @@ class Decoder:
             dynamic_start=self.dynamic_start,
             global_addresses=self.global_addresses,
             keep_alive=self.keep_alive,
+            ctas_meet=self.ctas_meet,
         )
 
 

@@ -221,7 +221,7 @@ def run(
         schedule=SCHEDULES[options.schedule],
         sanitize=options.sanitize,
         seed=options.seed,
-        threads=options.threads,
+        threads=1 if program.ctas_meet else options.threads,  # a run is reproducible from its seed
         implicit_waits=options.implicit_waits,
         tensor_fences=options.tensor_fences,
         time_limit=options.time_limit,

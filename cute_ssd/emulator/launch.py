@@ -55,13 +55,14 @@ class EmulatedDevice(NamedTuple):
 
     @classmethod
     def of(cls, arch: str) -> "EmulatedDevice":
-        if arch not in _DEVICES:
+        same = _SAME_DEVICE.get(arch, arch)
+        if same not in _DEVICES:
             raise ShapeError(f"arch is {arch!r}, expected one of {', '.join(KNOWN_ARCHS)}.")
-        return cls(arch, *_DEVICES[arch])
+        return cls(arch, *_DEVICES[same])
 
     @property
     def capability(self) -> tuple[int, int]:
-        digits = self.arch.removeprefix("sm_").rstrip("a")
+        digits = self.arch.removeprefix("sm_").rstrip("af")
         return int(digits[:-1]), int(digits[-1])
 
     def attribute(self, number: int) -> int:
@@ -103,6 +104,12 @@ _DEVICES = {
     "sm_103a": ("NVIDIA B300 (emulated)", 148, 232448, 126 << 20, 2048),
     "sm_120a": ("NVIDIA GeForce RTX 5090 (emulated)", 170, 101376, 96 << 20, 1536),
 }
+
+_SAME_DEVICE = {
+    "sm_90": "sm_90a",
+    **{f"sm_{number}{suffix}": f"sm_{number}a" for number in (100, 103, 120) for suffix in ("", "f")},
+}
+"""Targets without the instructions that only one architecture, or one family, has: the device is the same."""
 
 
 @dataclass

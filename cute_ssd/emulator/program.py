@@ -37,6 +37,9 @@ class Program:
     dynamic_start: int | None
     global_addresses: dict[str, int]
     keep_alive: list[object]  # the memory behind `global_addresses`
+    ctas_meet: (
+        bool  # the order of CTAs can show: in atomics, reductions and strong accesses of global memory, in prints
+    )
     _lines: dict[int, Instruction] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import ShapeError
 from .build import EmulatorError
 
 if TYPE_CHECKING:
@@ -108,20 +109,50 @@ class LaunchReport:
 
 @dataclass
 class Report:
-    """Everything an `emulate()` block ran, in order; with `timing` what `timing.chain_time` models it from."""
+    """Everything an `emulate()` block ran, in order; with `timing` what `timing.chain_time` models it from.
+
+    `records_writes`: it knows what was written, as it does with `sanitize` and without `sampled`.
+    """
 
     arch: str
     launches: list[LaunchReport] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list, repr=False)
+    keep_going: bool = False
+    records_writes: bool = True
     _written: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
+    _unwritten: list[Finding] = field(default_factory=list, repr=False)
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings of all launches."""
-        return [finding for launch in self.launches for finding in launch.findings]
+        """The findings of all launches, then those of `expect_written`."""
+        return [*(finding for launch in self.launches for finding in launch.findings), *self._unwritten]
 
     def unwritten(self, tensor: torch.Tensor) -> int:
         """How many elements of `tensor` no launch has written (needs `sanitize=True`; bytes count in pairs)."""
+        return int(self._gaps(tensor).sum())
+
+    def expect_written(self, *outputs: torch.Tensor) -> None:
+        """Finds elements of `outputs` that no launch so far has written (`unwritten`); an error unless `keep_going`."""
+        found = []
+        for tensor in outputs:
+            gaps = self._gaps(tensor)
+            if not gaps.any():
+                continue
+            first = tuple(int(i) for i in np.unravel_index(int(gaps.argmax()), tuple(tensor.shape)))
+            message = (
+                f"{gaps.sum()} of the {gaps.size} elements of an output {tuple(tensor.shape)} of {tensor.dtype} were "
+                f"never written, the first at {first}"
+            )
+            last = self.launches[-1].kernel if self.launches else "no launch"
+            found.append(Finding("unwritten", message, last, "", 0, "", ""))
+        self._unwritten += found
+        if found and not self.keep_going:
+            raise KernelError(found)
+
+    def _gaps(self, tensor: torch.Tensor) -> np.ndarray:
+        """For each element of `tensor` whether no launch has written it."""
+        if not self.records_writes:
+            raise ShapeError("sanitize is False or sampled True, expected neither: only then writes are recorded.")
         storage = tensor.untyped_storage()
         begin = storage.data_ptr()
         flags = np.zeros(storage.nbytes() // 2 + 1, np.uint8)
@@ -136,7 +167,7 @@ class Report:
         done = np.ones(first.shape, bool)
         for word in range(max(1, size // 2)):
             done &= flags[first + word] != 0
-        return int((~done).sum())
+        return ~done
 
     def __iter__(self) -> Iterator[LaunchReport]:
         return iter(self.launches)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from . import engine
-from .decode import CLASSES, decode
+from .decode import CLASSES, UnsupportedInstruction, decode
 from .launch import KernelLaunch
 from .program import Program
 from .ptx import parse_kernel
@@ -87,6 +87,7 @@ class Runner:
             self._options(launch),
             int(digits),
         )
+        self._check_supported(program, outcome.events)
         entry = LaunchReport(
             launch.kernel_name,
             launch.grid,
@@ -113,6 +114,12 @@ class Runner:
         if entry.findings and (fatal or not self.keep_going):
             raise KernelError(entry.findings)
 
+    def _check_supported(self, program: Program, events: list[engine.Event]) -> None:
+        """Some of what is refused, fields of tensor maps above all, only shows when the instruction is executed."""
+        for event in events:
+            if event.kind == "unsupported" and (instruction := program.instruction_at(event.line)):
+                raise UnsupportedInstruction(instruction, event.message)
+
     def _options(self, launch: KernelLaunch) -> engine.Options:
         if self.model is None:
             return self.options
@@ -131,6 +138,7 @@ class Runner:
             tuple(launch.tensors),
             tuple(recorded()),
             registers(launch.machine_code).get(launch.kernel_name, 0),
+            launch.ptx,
         )
         self.report.recordings.append(recording)
         entry.modelled = launch_time(recording, model)

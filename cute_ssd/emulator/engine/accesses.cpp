@@ -66,6 +66,10 @@ void HappensBefore::touch_pieces(Run& now, u32 first, u32 n) {
 void HappensBefore::touch_shared(Run& now, u32 address, u32 n) {
     const u32 rank = address >> RANK_SHIFT, begin = address & OFFSET_MASK, end = begin + n;
     if (rank >= shared_shadow.size() || end > shared_shadow[rank].size() * Shadow::PIECE) return;        // faulted or will
+    if (rank != (u32)actor.warp->cta->rank) {
+        if (events[now.mark >> 6].engine) check_alive(*actor.warp, *actor.record, address);
+        else remote[nwarps * rank + actor.number] = {warps[actor.number].clock, actor.record->line};
+    }
     now.shadow = &shared_shadow[rank];
     const auto part_of = [&](u32 piece) { now.shadow->each_part(piece, begin, end, [&](Cell& part, u32 at) { touch(now, part, at); }); };
     const u32 first = (begin + Shadow::PIECE - 1) / Shadow::PIECE, last = end / Shadow::PIECE;           // the whole ones
@@ -170,9 +174,21 @@ void HappensBefore::shared(Warp& w, const Record& r, u32 lanes, const u32* addre
     }
 }
 
-void HappensBefore::global(Warp& w, const Record& r, u64 address, u64 n, Access access) {
-    if (access != Access::read && access != Access::write) cluster.global_shadow->strong(who, address, access);
-    check_global(w, r, address, n, access);
+void HappensBefore::global(Warp& w, const Record& r, u64 address, u64 n, Access access, Scope scope) {
+    act(w, r, 0, false);
+    if (access != Access::read && access != Access::write) {
+        cluster.global_shadow->strong(who, address, access, scope);
+        if (scope == Scope::cta) access = access == Access::strong_read ? Access::read : Access::write;   // to other CTAs it is a plain one
+    }
+    check_global(address, n, access);
+}
+
+// The memory of a CTA that has exited is another CTA's. `remote` tells it of loads and stores, whatever the schedule.
+void HappensBefore::check_alive(const Warp& w, const Record& r, u32 address) {
+    const u32 rank = address >> RANK_SHIFT;
+    if (rank == (u32)w.cta->rank) return;
+    for (const Warp& other : cluster.ctas[rank]->warps) if (other.live) return;
+    cluster.find("exited CTA", &w, r.line, format("accesses the shared memory of CTA rank %u of its cluster, which has exited", rank));
 }
 
 // ---- asynchronous operations -----------------------------------------------------------------------------------------
@@ -223,7 +239,7 @@ void HappensBefore::async_shared_pieces(const Cta& cta, const u64* pieces, u32 f
         for (u64 bits = pieces[word]; bits; bits &= bits - 1) touch_piece(now, 64 * word + (u32)__builtin_ctzll(bits));
 }
 
-void HappensBefore::async_global(u64 address, u64 n, Access access) { check_global(*actor.warp, *actor.record, address, n, access); }
+void HappensBefore::async_global(u64 address, u64 n, Access access) { check_global(address, n, access); }
 
 void HappensBefore::async_tmem(Cta& cta, int lane, int lanes, int column, int n, Access access) {
     Run now = run(access, async_event << 6 | SEVERAL, &tmem_shadow[cta.rank]);
@@ -250,12 +266,24 @@ void HappensBefore::free_tmem(Warp& w, const Record& r, Cta& cta, int column, in
         }
 }
 
-void HappensBefore::check_global(Warp& w, const Record& r, u64 address, u64 n, Access access) {
-    const auto c = cluster.global_shadow->access(who, address, n, access);
-    if (c.found)
-        cluster.find("global race", &w, r.line, format("%s global memory at 0x%llx that another CTA (cluster %u of the grid) %s without an order between them",
-                                                        access == Access::read || access == Access::strong_read ? "reads" : "writes", (unsigned long long)address,
-                                                        c.cluster, c.was_write ? "writes" : "reads"));
+void HappensBefore::check_global(u64 address, u64 n, Access access) {
+    const WarpState& s = warps[actor.number];
+    GlobalShadow::Actor by{(u16)actor.warp->cta->rank, 0, 0, nullptr, actor.async_proxy};
+    if (cluster.ctas.size() > 1) by.warp = (u16)actor.number, by.clock = s.clock, by.view = s.some_lanes ? &s.known_some.plain : &s.known.plain;
+    using Kind = GlobalShadow::Kind;
+    const auto c = cluster.global_shadow->access(who, by, address, n, access);
+    if (c.kind == Kind::none) return;
+    const bool reads = access == Access::read || access == Access::strong_read;
+    const std::string what = format("%s global memory at 0x%llx", reads ? "reads" : "writes", (unsigned long long)address);
+    const char* const before = c.was_write ? "writes" : "reads";
+    const auto find = [&](const char* kind, const std::string& why) { cluster.find(kind, actor.warp, actor.record->line, what + why); };
+    switch (c.kind) {
+        case Kind::cluster: return find("global race", format(" that another CTA (cluster %u of the grid) %s without an order between them", c.who, before));
+        case Kind::several: return find("global race", " that several other CTAs read without an order between them");
+        case Kind::cta: return find("global race", format(" that another CTA (rank %u of its cluster) %s without an order between them", c.who, before));
+        case Kind::in_flight: return find("global race", " while a bulk store may still write it: no cp.async.bulk.wait_group lies between");
+        default: return find("missing proxy fence", " in the asynchronous proxy without a fence.proxy.async after a generic write");
+    }
 }
 
 // ---- events ----------------------------------------------------------------------------------------------------------
@@ -292,11 +320,15 @@ u32 HappensBefore::warp_event(Warp& w, const Record& r, Access access) {
     return s.last_event = event;
 }
 
+const Warp& HappensBefore::warp(int number) const {
+    int rank = 0;
+    while (rank + 1 < (int)first_warp.size() && first_warp[rank + 1] <= number) ++rank;
+    return cluster.ctas[rank]->warps[number - first_warp[rank]];
+}
+
 std::string HappensBefore::describe(u32 mark) {
     const Event& e = events[mark >> 6];
-    int rank = 0;
-    while (rank + 1 < (int)first_warp.size() && first_warp[rank + 1] <= e.warp) ++rank;
-    return format("%s at PTX line %d by %s", e.what, e.line, cluster.ctas[rank]->warps[e.warp - first_warp[rank]].name().c_str());
+    return format("%s at PTX line %d by %s", e.what, e.line, warp(e.warp).name().c_str());
 }
 
 // ---- order between an earlier access and the present one --------------------------------------------------------------
@@ -319,7 +351,8 @@ bool HappensBefore::synchronised(u32 mark) {
         if (!clock) return false;
     }
     if (e.warp == me) {
-        const bool program_order = lanes == 1u << actor.lane || clock <= s.synced || actor.whole_warp || known.plain.warps[e.warp].knows(clock, lanes);
+        const bool program_order = lanes == 1u << actor.lane || clock <= s.synced || actor.whole_warp || known.plain.warps[e.warp].knows(clock, lanes) ||
+                                   have_met(s, actor.lane, clock, lanes);
         return program_order && (!must_be_fenced || known.fenced.warps[e.warp].knows(clock, lanes));
     }
     return view.warps[e.warp].knows(clock, lanes);

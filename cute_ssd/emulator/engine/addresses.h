@@ -12,6 +12,9 @@ enum class Space : u8 { generic, shared, cluster, global, local };      // share
 constexpr i64 STRONG = 1;          // volatile, relaxed or stronger: no data race with another strong access
 constexpr i64 ORDERED = 2;         // a load that acquires, a store that releases; atomics: see atomics.cpp
 constexpr i64 GPU_SCOPE = 4;       // scope .gpu or .sys
+constexpr i64 CLUSTER_SCOPE = 128; // scope .cluster; neither: .cta
+
+inline Scope scope_of(const Record& r) { return r.i1 & GPU_SCOPE ? Scope::gpu : r.i1 & CLUSTER_SCOPE ? Scope::cluster : Scope::cta; }
 
 // `at` holds the lanes of the mask; `dense`: all 32 lanes, one right behind the other.
 struct Pointers { u8* at[LANES]; bool dense; };
@@ -109,13 +112,13 @@ template <Space S> inline void report(Sanitizer& s, Warp& w, const Record& r, u3
     }
     if constexpr (S == Space::global || S == Space::generic) {
         const bool plain = access == Access::read || access == Access::write;
-        if (dense && plain) return s.global(w, r, w.wide(r.a, 0) + (u64)r.i0, LANES * n, access);
+        if (dense && plain) return s.global(w, r, w.wide(r.a, 0) + (u64)r.i0, LANES * n, access, scope_of(r));
         for (u32 m = mask; m; m &= m - 1) {
             const int lane = first_lane(m);
             const u64 address = w.wide(r.a, lane) + (u64)r.i0;
             if (S == Space::generic && is_local(address)) continue;
             if (S == Space::generic && is_shared(address)) shared |= m & -m, addresses[lane] = (u32)(address - SHARED_WINDOW);
-            else s.global(w, r, address, n, access);
+            else s.global(w, r, address, n, access, scope_of(r));
         }
     }
     if (shared) s.shared(w, r, shared, addresses, n, access);
@@ -129,10 +132,10 @@ template <Space S> inline void order(Sanitizer& s, Warp& w, const Record& r, u32
             const int lane = first_lane(m);
             const u64 address = w.wide(r.a, lane) + (u64)r.i0;
             if (S == Space::generic && (is_shared(address) || is_local(address))) fenced |= m & -m;
-            else if (acquire) s.global_acquire(w, lane, address);
-            else s.global_release(w, lane, address);
+            else if (acquire) s.global_acquire(w, lane, address, scope_of(r));
+            else s.global_release(w, lane, address, scope_of(r));
         }
-    if (fenced) s.fence(w, fenced, r.i1 & GPU_SCOPE);
+    if (fenced) s.fence(w, fenced, scope_of(r));
 }
 
 }  // namespace emu

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <system_error>
 #include <thread>
 #include "core.h"
 #include "global_shadow.h"
@@ -39,9 +41,12 @@ struct INTERNAL Grid {
     std::atomic<u64> finished{0};
     std::atomic<u64> progress{0};                              // clusters that started, did something, or finished
     std::atomic<int> hopeful{0};                               // threads whose clusters may still go on by themselves
-    std::atomic<bool> stop{false};
+    std::atomic<bool> stop{false}, out_of_memory{false};
     std::mutex lock;
-    std::vector<Fault> findings;
+    struct Found { i64 cluster; Fault fault; };
+    static constexpr i64 OF_THE_GRID = INT64_MAX;              // no cluster's own: anything that a cluster did comes first
+    std::vector<Found> findings;
+    std::optional<Found> fatal;
     std::vector<u64> counts;
     std::vector<std::string> printed;
     u64 instructions = 0;
@@ -56,14 +61,26 @@ struct INTERNAL Grid {
         return (i64)launch.grid[0] * launch.grid[1] * launch.grid[2] / (launch.cluster[0] * launch.cluster[1] * launch.cluster[2]);
     }
 
+    // Which threads ran which clusters must not show: of clusters that found the same the first in the grid is named.
     void collect(Cluster& c) {
         std::lock_guard<std::mutex> hold(lock);
         for (auto& f : c.findings) {
-            bool known = false;
-            for (auto& old : findings) known |= old.kind == f.kind && old.line == f.line;
-            if (!known) findings.push_back(f);
+            const auto known = std::find_if(findings.begin(), findings.end(), [&](auto& old) { return old.fault.kind == f.kind && old.fault.line == f.line; });
+            if (known != findings.end() && known->cluster <= c.number) continue;
+            if (known != findings.end()) findings.erase(known);
+            findings.push_back({c.number, f});
         }
         c.findings.clear();
+    }
+
+    // What ended the launch, and what was found until then: clusters that only ran because other threads were ahead do not count.
+    std::vector<Fault> result(bool several_threads) {
+        std::stable_sort(findings.begin(), findings.end(), [](auto& a, auto& b) { return a.cluster < b.cluster; });
+        std::vector<Fault> all;
+        if (fatal) all.push_back(fatal->fault);
+        for (auto& f : findings)
+            if (!fatal || !several_threads || f.cluster <= fatal->cluster) all.push_back(f.fault);
+        return all;
     }
 
     void start(Cluster& c, i64 number) {
@@ -85,13 +102,19 @@ struct INTERNAL Grid {
     void retire(Cluster& c) {
         std::lock_guard<std::mutex> hold(lock);
         for (size_t i = 0; i < counts.size(); ++i) counts[i] += c.counts[i];
-        instructions += c.clock;
+        instructions += c.executed + c.clock;
     }
 
-    void fail(const Fault& f) {
+    // The clusters before it have all been started, and go on to their ends; if another one fails, the first in the grid is named.
+    void fail(i64 cluster, const Fault& f) {
         stop = true;
         std::lock_guard<std::mutex> hold(lock);
-        findings.insert(findings.begin(), f);
+        if (!fatal || cluster < fatal->cluster) fatal = {cluster, f};
+    }
+
+    std::chrono::steady_clock::time_point deadline() const {
+        constexpr double NEVER = 1e9;                          // seconds; more would overflow the clock
+        return begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(std::min(options.time_limit, NEVER)));
     }
 
     // A grid that would take longer than the limit is given up as soon as that can be told.
@@ -99,11 +122,11 @@ struct INTERNAL Grid {
         const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         const double expected = elapsed / finished * size();
         if (elapsed > 2 && expected > options.time_limit)
-            throw Fault{"too large", format("the grid of %lld clusters would take about %.0f s (%llu of them took %.0f s), more than the limit of %.0f s",
-                                             (long long)size(), expected, (unsigned long long)finished.load(), elapsed, options.time_limit), 0, ""};
+            fail(OF_THE_GRID, {"too large", format("the grid of %lld clusters would take about %.0f s (%llu of them took %.0f s), more than the limit of %.0f s",
+                                             (long long)size(), expected, (unsigned long long)finished.load(), elapsed, options.time_limit), 0, ""});
     }
 
-    void work() {
+    void execute() {
         constexpr size_t RESIDENT = 64;
         std::deque<std::unique_ptr<Cluster>> waiting;
         std::unique_ptr<Cluster> c, spare;
@@ -122,6 +145,7 @@ struct INTERNAL Grid {
                     c->global_shadow = shadow.get();
                     c->printed = &printed;
                     c->print_lock = &lock;
+                    c->deadline = deadline();
                     start(*c, number);
                     ++progress;
                 } else if (!waiting.empty()) {
@@ -145,19 +169,26 @@ struct INTERNAL Grid {
                     vain = now == seen && c->hopeless() ? vain + 1 : 0;
                     seen = now;
                     hope(vain <= waiting.size());              // each of them has been tried since anything happened
-                    if (!hoping && !hopeful && progress == now) throw Fault{"deadlock", "every CTA polls global memory in vain: " + c->waiting(), 0, ""};
+                    if (!hoping && !hopeful && progress == now) fail(OF_THE_GRID, {"deadlock", "no CTA can go on: " + c->waiting(), 0, ""});
                     waiting.push_back(std::move(c));
                 }
             }
         } catch (const Fault& f) {
-            fail(f);
-        } catch (const std::bad_alloc&) {
-            fail({"memory", "the host has not enough memory for this kernel's CTAs", 0, ""});
+            fail(c->number, f);
+            collect(*c);                                       // what it found before the fault
         }
         hope(false);
-        if (c) collect(*c), retire(*c);                        // what it found before the fault
+        if (c) retire(*c);
         if (spare) retire(*spare);
         for (auto& other : waiting) retire(*other);
+    }
+
+    void work() {
+        try {
+            execute();
+        } catch (const std::bad_alloc&) {
+            out_of_memory = stop = true;
+        }
     }
 };
 
@@ -177,32 +208,53 @@ struct Result { const Finding* findings; int nfindings; const char* const* print
 
 static thread_local std::unique_ptr<GlobalShadow> last_shadow;             // of the last run on this thread
 
+// As many threads as the host gives; at least this one.
+static void run_on_threads(Grid& grid, i64 n) {
+    std::vector<std::thread> threads;
+    threads.reserve(n);
+    grid.hopeful = (int)n;
+    for (i64 i = 1; i < n; ++i) {
+        try {
+            threads.emplace_back([&] { grid.work(); });
+        } catch (const std::system_error&) {
+            --grid.hopeful;
+        }
+    }
+    grid.work();
+    for (auto& t : threads) t.join();
+}
+
 // counts: one u64 per record. Returns the number of findings (the first is fatal when result->findings[0].fatal).
 int emu_run(const Program* program, const Launch* launch, const Options* options, u64* counts, Result* result) {
     static thread_local std::vector<Fault> kept;
     static thread_local std::vector<Finding> view;
     static thread_local std::vector<std::string> printed;
     static thread_local std::vector<const char*> printed_view;
-    Grid grid(*program, *launch, *options);
-    grid.counts.assign(program->nrecords, 0);
-    std::vector<std::thread> threads;
-    const i64 n = std::max<i64>(1, std::min<i64>(options->threads, grid.size()));
-    grid.hopeful = (int)n;
-    for (i64 i = 1; i < n; ++i) threads.emplace_back([&] { grid.work(); });
-    grid.work();
-    for (auto& t : threads) t.join();
-    last_shadow = std::move(grid.shadow);
-    last_traces = std::move(grid.traces);
-    kept = std::move(grid.findings);
-    printed = std::move(grid.printed);
-    view.clear();
-    printed_view.clear();
-    for (size_t i = 0; i < kept.size(); ++i)
-        view.push_back({kept[i].kind.c_str(), kept[i].message.c_str(), kept[i].who.c_str(), kept[i].line, i == 0 && grid.stop});
-    for (auto& line : printed) printed_view.push_back(line.c_str());
-    std::copy(grid.counts.begin(), grid.counts.end(), counts);
-    *result = {view.data(), (int)view.size(), printed_view.data(), (int)printed_view.size(), grid.instructions};
-    return (int)view.size();
+    static const Finding too_little = {"memory", "the host has not enough memory for this kernel's CTAs", "", 0, 1};
+    last_shadow.reset();
+    last_traces.clear();
+    try {
+        Grid grid(*program, *launch, *options);
+        grid.counts.assign(program->nrecords, 0);
+        const i64 n = std::max<i64>(1, std::min<i64>(options->threads, grid.size()));
+        run_on_threads(grid, n);
+        if (grid.out_of_memory) throw std::bad_alloc();
+        last_shadow = std::move(grid.shadow);
+        last_traces = std::move(grid.traces);
+        kept = grid.result(n > 1);
+        printed = std::move(grid.printed);
+        view.clear();
+        printed_view.clear();
+        for (size_t i = 0; i < kept.size(); ++i)
+            view.push_back({kept[i].kind.c_str(), kept[i].message.c_str(), kept[i].who.c_str(), kept[i].line, i == 0 && grid.fatal});
+        for (auto& line : printed) printed_view.push_back(line.c_str());
+        std::copy(grid.counts.begin(), grid.counts.end(), counts);
+        *result = {view.data(), (int)view.size(), printed_view.data(), (int)printed_view.size(), grid.instructions};
+        return (int)view.size();
+    } catch (const std::bad_alloc&) {
+        *result = {&too_little, 1, nullptr, 0, 0};
+        return 1;
+    }
 }
 
 // Which bytes of [address, address + n) the last run wrote (with sanitize): out[i] |= 1 for bytes 2i, 2i + 1.

@@ -6,7 +6,7 @@ namespace emu {
 
 // Further flags of atomics, above those of addresses.h. A red is an atom without destinations.
 constexpr i64 RELEASE = 8;                       // and ORDERED: acquire
-constexpr int SPACE_SHIFT = 4, COUNT_SHIFT = 8;  // i1 also holds the space and the number of elements
+constexpr int SPACE_SHIFT = 4, COUNT_SHIFT = 8;  // i1 also holds the space (three bits) and the number of elements
 
 template <class U> struct Operands { U a, b; bool global; };
 

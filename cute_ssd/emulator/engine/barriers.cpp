@@ -205,7 +205,7 @@ HANDLER(cluster_wait, "cluster.wait") {
 
 // ---- mbarriers -------------------------------------------------------------------------------------------------------
 
-constexpr i64 EXPECT = 1, DROP = 2, NO_COMPLETE = 4, ORDERED = 8, REMOTE = 16;     // isa/barriers.py has the same flags
+constexpr i64 EXPECT = 1, DROP = 2, NO_COMPLETE = 4, ORDERED = 8, REMOTE = 16, CTA_SCOPE = 32;     // isa/barriers.py has the same flags
 constexpr i64 PARITY = 1, ACQUIRE = 2;
 constexpr u32 LARGEST_COUNT = (1u << 20) - 1;
 
@@ -287,7 +287,8 @@ HANDLER(mbarrier_arrive, "mbarrier.arrive") {
         const Mbarrier& b = cluster.mbarrier(address, w, r.line);
         if (cluster.sanitizer) {
             cluster.sanitizer->mbarrier_use(w, r, first_lane(lanes), address);
-            if (r.i1 & ORDERED) cluster.sanitizer->mbarrier_release(w, lanes, address);
+            const bool in_scope = !(r.i1 & CTA_SCOPE) || address >> RANK_SHIFT == (u32)w.cta->rank;
+            if (r.i1 & ORDERED && in_scope) cluster.sanitizer->mbarrier_release(w, lanes, address);
         }
         const i32 n = __builtin_popcount(lanes);
         if (cluster.sanitizer && n > b.pending)                // lanes have no order: which of them count for which phase is open
@@ -381,7 +382,7 @@ HANDLER(mbarrier_test_wait, "mbarrier.test_wait") { return wait(w, r, mask, fals
 
 // Memory is always in order here; fences matter to the sanitizer only.
 HANDLER(fence, "fence") {
-    IF_CHECKED(w, fence(w, mask, r.i0 != 0));
+    IF_CHECKED(w, fence(w, mask, (Scope)r.i0));
     return Flow::next;
 }
 
@@ -390,14 +391,15 @@ HANDLER(fence_mbarrier_init, "fence.mbarrier_init") {
     return Flow::next;
 }
 
+// i0: the state spaces: 1 shared, 2 global, 3 both.
 HANDLER(fence_proxy, "fence.proxy") {
-    IF_CHECKED(w, proxy_fence(w, mask));
+    IF_CHECKED(w, proxy_fence(w, mask, r.i0 & 1, r.i0 & 2));
     return Flow::next;
 }
 
 HANDLER(fence_tensormap, "fence.tensormap") {
     Sanitizer* const sanitizer = w.cta->cluster->sanitizer;
-    if (sanitizer) each_lane(mask, [&](int lane) { sanitizer->global_acquire(w, lane, w.wide(r.a, lane) + (u64)r.i0); });
+    if (sanitizer) each_lane(mask, [&](int lane) { sanitizer->global_acquire(w, lane, w.wide(r.a, lane) + (u64)r.i0, (Scope)r.i1); });
     return Flow::next;
 }
 

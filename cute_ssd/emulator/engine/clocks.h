@@ -3,6 +3,7 @@
 // Note [Lanes]: an elected lane's arrive releases what *it* did, and what the other lanes did up to the last bar.warp.sync. So what is
 // known of a warp is a pair: all lanes up to time `all`, the lanes in `lanes` up to the later time `some`. Merging two different
 // `some` parts keeps the union of the lanes at the later time: it may know too much (a race can be missed), never too little.
+// A bar.warp.sync of some lanes makes these know each other's accesses and nobody else's (WarpState::met).
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -41,6 +42,7 @@ struct View {
         engines[engine] = std::max(engines[engine], to);
     }
     Clock engine(u32 e) const { return e < engines.size() ? engines[e] : 0; }
+    Clock latest(u32 warp) const { return warp < warps.size() ? std::max(warps[warp].all, warps[warp].some) : 0; }    // of any lane
 };
 
 // Note [Proxies]: `plain` is happens-before; `fenced` the part of it that a fence.proxy.async on the way has made visible to the

@@ -5,7 +5,9 @@
 // a 64-bit PTX register takes two consecutive slots (low, high), a 16- or 8-bit one the low bits of one slot (the rest is zero),
 // a predicate one bit per lane.
 #pragma once
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -157,6 +159,7 @@ struct Warp {
     std::vector<u64> states;               // hashes of its registers while it spins and nothing happens in the cluster
     u64 states_events = 0;                 // events at that time
     bool stuck = false;                    // a state came again: it will spin until memory changes
+    bool polls = false;                    // while it spun it looked at memory by strong loads or atomics
     bool may_time_out = false;             // nothing else can run: a blocked try_wait returns false, as the device's does in time
     AsyncGroups bulk, copies;              // cp.async.bulk stores; cp.async
     std::vector<AsyncRef> tmem_stores;     // tcgen05.st until wait::st
@@ -219,7 +222,8 @@ struct INTERNAL Cluster {
     u64 events = 0;                        // changes of state that another warp can see
     struct { u32 arrived = 0, generation = 0, sync = 0; } barrier;   // barrier.cluster
     std::vector<u64> counts;               // executions per record
-    u64 clock = 0;                         // instructions executed: %clock
+    u64 clock = 0;                         // instructions executed since the start: %clock
+    u64 executed = 0;                      // by the clusters before, in this object
     std::vector<Fault> findings;
     int ctaid0[3] = {0, 0, 0};             // of the cluster's first CTA
     std::vector<std::string>* printed = nullptr;   // by vprintf, of all clusters, under print_lock
@@ -227,6 +231,7 @@ struct INTERNAL Cluster {
 
     GlobalShadow* global_shadow = nullptr; // of the grid, with sanitize
     i64 number = 0;                        // in the grid
+    std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();     // of the launch
     Recorder* recorder = nullptr;          // where its trace goes, if anywhere
 
     Cluster(const Program&, const Launch&, const Options&);
@@ -253,6 +258,10 @@ struct INTERNAL Cluster {
     u64 roll() { return random(); }
 
   private:
+    struct Free { void operator()(void* memory) const { std::free(memory); } };
+    std::vector<std::unique_ptr<void, Free>> memory;                     // behind the pointers of warps and CTAs
+    std::vector<i32> polling;                                            // records that look at memory which others change
+    template <class T> T* allocate(size_t n);                            // not initialised; std::bad_alloc
     void settle(Mbarrier&, u32 address, const Warp& w, int line);
     bool step(Warp&, u64 quantum);
     u64 run_group(Warp&, size_t group, u64 quantum);
@@ -267,6 +276,9 @@ struct INTERNAL Cluster {
     void finish();                                                       // drains the queues, checks what is left behind
     bool turn(Warp&, u64 quantum);                                       // a step that achieved something
     bool seen_before(Warp&);
+    void find_polling();
+    u64 polls() const;                                                   // how often those were executed
+    void check_time() const;
     bool stall();                                                        // nothing moved: time out polls, or give up
     u64 stall_events = ~0ull;
     int stalls = 0;

@@ -276,7 +276,7 @@ const Registration registrations[] = {
     ARITHMETIC("rcp", Rcp, 1), ARITHMETIC("sqrt", Sqrt, 1), PACKED("add", Add, 2), PACKED("sub", Sub, 2), PACKED("mul", Mul, 2), PACKED("fma", Fma, 3),
     {"div.approx.f32", nearest<DivApprox, 2, false>}, {"div.approx.ftz.f32", nearest<DivApprox, 2, true>},
     FUNCTION("rsqrt", Rsqrt), {"rsqrt.f64", nearest64<Rsqrt, 1>}, {"rcp.gross.f64", nearest64<Gross<Rcp>, 1>}, {"rsqrt.gross.f64", nearest64<Gross<Rsqrt>, 1>},
-    FUNCTION("ex2", Ex2), FUNCTION("lg2", Lg2), FUNCTION("sin", Sin), FUNCTION("cos", Cos), FUNCTION("tanh", Tanh),
+    FUNCTION("ex2", Ex2), FUNCTION("lg2", Lg2), FUNCTION("sin", Sin), FUNCTION("cos", Cos), {"tanh.f32", nearest<Tanh, 1, false>},
     EXTREMES("min", false), EXTREMES("max", true), {"testp.f32", testp<float>}, {"testp.f64", testp<double>},
     COMPARISONS("setp.eq", Eq), COMPARISONS("setp.lg", Lg), COMPARISONS("setp.lt", Lt), COMPARISONS("setp.le", Le), COMPARISONS("setp.nan", Unordered),
     {"flush.f32", unary<u32, Flush>}, {"flush.f16", unary<u32, Flush16<0x7c00>>}, {"flush.f16x2", unary<u32, Flush16<0x7c007c00>>},

@@ -7,14 +7,16 @@ std::atomic<u64> GlobalShadow::created{0};
 
 namespace {
 
-// Who accessed a granule last: cluster + 1 (0: nobody), its time, whether it was an atomic or strong access, which of the two bytes.
+// Who accessed a granule last: its epoch (0: nobody), whether readers of other clusters came after it, whether it was in the
+// asynchronous proxy, whether it was an atomic or strong access, which of the two bytes.
 struct Mark {
-    static constexpr u32 TIME_BITS = 9, LAST_TIME = (1 << TIME_BITS) - 1, MANY = (1 << 20) - 1;
+    static constexpr u32 SEVERAL = 16, ASYNC = 8, ATOMIC = 4, EPOCH_SHIFT = 5;
     u32 bits;
-    static Mark of(u32 cluster, u32 time, bool atomic, u32 bytes) { return {(cluster + 1) << 12 | std::min(time, LAST_TIME) << 3 | (u32)atomic << 2 | bytes}; }
-    u32 cluster() const { return bits >> 12; }
-    u32 time() const { return bits >> 3 & LAST_TIME; }
-    bool atomic() const { return bits >> 2 & 1; }
+    static Mark of(u32 epoch, bool async, bool atomic, u32 bytes) { return {epoch << EPOCH_SHIFT | (async ? ASYNC : 0) | (atomic ? ATOMIC : 0) | bytes}; }
+    u32 epoch() const { return bits >> EPOCH_SHIFT; }
+    bool several() const { return bits & SEVERAL; }
+    bool async() const { return bits & ASYNC; }
+    bool atomic() const { return bits & ATOMIC; }
     u32 bytes() const { return bits & 3; }
 };
 
@@ -33,60 +35,109 @@ GlobalShadow::Page& GlobalShadow::page(u64 number) {
     return *slot;
 }
 
-// One access of one cluster.
+u32 GlobalShadow::present_epoch(Who& who, const Actor& by) {
+    Who::Present& now = who.present[by.warp];
+    if (now.time == who.time && now.clock == by.clock) return now.epoch;
+    const u32 number = epochs++;
+    if (number >= 1u << EPOCH_BITS) {
+        --epochs;
+        throw Fault{"too large", format("the sanitizer tells at most %u intervals between synchronisations apart, over all CTAs: run it with sanitize=False", 1u << EPOCH_BITS), 0, ""};
+    }
+    auto& chunk = chunks[number / CHUNK];
+    if (!chunk.load(std::memory_order_acquire)) {
+        std::lock_guard<std::mutex> hold(lock);
+        if (!chunk.load(std::memory_order_relaxed)) {
+            owned.emplace_back(new Epoch[CHUNK]);
+            chunk.store(owned.back().get(), std::memory_order_release);
+        }
+    }
+    chunk.load(std::memory_order_relaxed)[number % CHUNK] = {who.cluster, who.time, by.clock, by.rank, by.warp};
+    now = {number, who.time, by.clock};
+    return number;
+}
+
+// One access of one warp.
 class GlobalShadow::Visitor {
   public:
-    Visitor(const Who& w, Access a)
-        : who(w), access(a), atomic(a != Access::read && a != Access::write), reads(a == Access::read || a == Access::strong_read) {}
+    Visitor(const GlobalShadow& s, const Who& w, const Actor& b, u32 e, Access a)
+        : shadow(s), who(w), by(b), present(e), access(a), atomic(a != Access::read && a != Access::write),
+          reads(a == Access::read || a == Access::strong_read), own(0) {
+        if (by.view)
+            if (const auto it = who.known.find(who.cluster); it != who.known.end()) own = it->second;
+    }
 
     // A cell of which `bytes` are accessed (bit 0: the even ones). False: it is divided.
     bool visit(std::atomic<u64>& cell, u32 bytes) {
-        u64 old = cell.load(std::memory_order_relaxed), next;
+        u64 old = cell.load(std::memory_order_acquire), next;
         do {
             if (old == DIVIDED) return false;
             if (old == last && bytes == 3) next = last_next;   // neighbours agree
             else next = after(old, bytes);
             if (bytes == 3) last = old, last_next = next;
-        } while (next != old && !cell.compare_exchange_weak(old, next, std::memory_order_relaxed));
+        } while (next != old && !cell.compare_exchange_weak(old, next, std::memory_order_acq_rel, std::memory_order_acquire));
         return true;
     }
 
     Conflict conflict;
 
   private:
-    bool unordered(Mark other, u32 bytes) const {
-        if (!(other.bytes() & bytes) || other.cluster() == who.cluster + 1 || (atomic && other.atomic())) return false;
-        if (other.cluster() == Mark::MANY) return !who.synchronises;
-        if (other.time() == Mark::LAST_TIME) return false;     // no longer exact
-        const auto it = who.known.find(other.cluster() - 1);
-        return it == who.known.end() || it->second < other.time();
+    bool ordered(const Epoch& e) const {
+        if (e.cluster == who.cluster) return e.rank == by.rank || e.time <= own || e.clock <= by.view->latest(e.warp);
+        const auto it = who.known.find(e.cluster);
+        return it != who.known.end() && it->second >= e.time;
+    }
+
+    void check(Mark other, u32 bytes, bool was_write) {
+        if (!(other.bytes() & bytes) || (atomic && other.atomic())) return;
+        if (other.epoch() == present && !(other.bits & (Mark::SEVERAL | Mark::ASYNC)) && !by.async_proxy) return;
+        const Epoch& e = shadow.epoch(other.epoch());
+        if (reads && e.cluster == who.cluster) {               // Note [Proxies in global memory]
+            if (other.async() && e.time > who.drained) conflict = {Kind::in_flight};
+            if (!other.async() && by.async_proxy && e.time > who.proxy_fenced) conflict = {Kind::proxy};
+        }
+        if (!ordered(e)) conflict = e.cluster == who.cluster ? Conflict{Kind::cta, e.rank, was_write} : Conflict{Kind::cluster, e.cluster, was_write};
+        else if (other.several() && !who.synchronises) conflict = {Kind::several, 0, false};
     }
 
     u64 after(u64 old, u32 bytes) {
         const Mark writer{(u32)(old >> 32)}, reader{(u32)old};
-        if (unordered(writer, bytes)) conflict = {true, writer.cluster() - 1, true};
-        if (!reads && unordered(reader, bytes)) conflict = {true, reader.cluster() - 1, false};
-        Mark mine = Mark::of(who.cluster, who.time, atomic, bytes);
+        check(writer, bytes, true);
+        if (!reads) check(reader, bytes, false);
+        Mark mine = Mark::of(present, by.async_proxy, atomic, bytes);
         if (!reads) {
-            if (writer.cluster() == mine.cluster()) mine.bits |= writer.bytes();
+            if (writer.epoch() == present && writer.async() == by.async_proxy) mine.bits |= writer.bytes();
             return (u64)mine.bits << 32 | (reader.bytes() & ~bytes ? reader.bits : 0);
         }
         if (access != Access::read) return old;                // polls of a flag are not kept
-        if (reader.cluster() == mine.cluster()) mine.bits |= reader.bytes();
-        else if (reader.bits) mine.bits = Mark::MANY << 12 | reader.bytes() | bytes;
-        return (old & ~0xffffffffull) | mine.bits;
+        return (old & ~0xffffffffull) | after_reader(reader, mine).bits;
     }
 
+    // One reader is kept. It gives way to a reader that is ordered after it, and to a later one of its CTA.
+    Mark after_reader(Mark old, Mark mine) const {
+        if (!old.bits) return mine;
+        if (old.epoch() == present) return {old.bits | mine.bits};
+        const Epoch& e = shadow.epoch(old.epoch());
+        const bool same_cta = e.cluster == who.cluster && e.rank == by.rank;
+        const bool same_bytes = old.bytes() == mine.bytes();
+        if (same_cta ? e.time != who.time || e.warp == by.warp || e.clock <= by.view->latest(e.warp) : ordered(e))
+            return {mine.bits | (same_bytes ? old.bits & Mark::SEVERAL : 0)};
+        return {old.bits | (same_bytes && e.cluster != who.cluster ? Mark::SEVERAL : 0)};
+    }
+
+    const GlobalShadow& shadow;
     const Who& who;
+    const Actor& by;
+    const u32 present;
     const Access access;
     const bool atomic, reads;
+    u32 own;                                                   // time up to which the cluster's CTAs are ordered by way of memory
     u64 last = DIVIDED, last_next = 0;
 };
 
-GlobalShadow::Conflict GlobalShadow::access(Who& who, u64 address, u64 n, Access access) {
-    if (who.cluster + 1 >= Mark::MANY) return {};
+GlobalShadow::Conflict GlobalShadow::access(Who& who, const Actor& by, u64 address, u64 n, Access access) {
     if (access != Access::strong_read) who.dirty = true;       // polls with a fence in the loop must not use up the time
-    Visitor visitor(who, access);
+    if (access != Access::strong_read && access != Access::read) (by.async_proxy ? who.undrained : who.unfenced) = true;
+    Visitor visitor(*this, who, by, present_epoch(who, by), access);
     const u64 end = address + n;
     for (u64 at = address; at < end;) {
         Page& p = page(at / PAGE);
@@ -137,7 +188,7 @@ void GlobalShadow::merge(Known& into, const Known& from) {
 
 // What was accessed so far lies before the present time from now on.
 void GlobalShadow::advance(Who& who) {
-    if (who.dirty && who.time < Mark::LAST_TIME) ++who.time;
+    who.time += who.dirty;
     who.dirty = false;
 }
 
@@ -146,7 +197,7 @@ void GlobalShadow::release(Who& who, u64 address) {
     Known& known = released[address];
     merge(known, who.known);
     u32& mine = known[who.cluster];
-    mine = std::max(mine, std::min(who.time, Mark::LAST_TIME - 1));
+    mine = std::max(mine, who.time);
     advance(who);
 }
 
@@ -166,22 +217,46 @@ void GlobalShadow::fence(Who& who) {
         who.fenced = who.known;
     }
     who.learned = false;
-    who.fenced_time = std::min(who.time, Mark::LAST_TIME - 1);
+    who.fenced_time = who.time;
     advance(who);
 }
 
-void GlobalShadow::strong(Who& who, u64 address, Access access) {
+void GlobalShadow::strong(Who& who, u64 address, Access access, Scope scope) {
+    const bool waits = access != Access::strong_write, tells = access != Access::strong_read;
+    if (who.present.size() > 1 && scope != Scope::cta) {
+        if (const auto it = who.within.find(address); waits && it != who.within.end()) {
+            u32& own = who.known[who.cluster];
+            own = std::max(own, it->second);
+        }
+        if (tells) {
+            who.within[address] = who.time;
+            advance(who);
+        }
+    }
+    if (scope != Scope::gpu) return;
     std::lock_guard<std::mutex> hold(lock);
-    if (access != Access::strong_write) {
+    if (waits) {
         who.synchronises = true;
         auto it = released.find(address);
         if (it != released.end()) merge(who.pending, it->second);
     }
-    if (access == Access::strong_read || !who.fenced_time) return;
+    if (!tells || !who.fenced_time) return;
     Known& known = released[address];
     merge(known, who.fenced);
     u32& mine = known[who.cluster];
     mine = std::max(mine, who.fenced_time);
+}
+
+void GlobalShadow::proxy_fence(Who& who) {
+    if (!who.unfenced) return;
+    who.proxy_fenced = who.time++;
+    who.unfenced = false;
+}
+
+void GlobalShadow::drain(Who& who) {
+    if (!who.undrained) return;
+    who.drained = who.time++;
+    who.undrained = false;
 }
 
 }  // namespace emu

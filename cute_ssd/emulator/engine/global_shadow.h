@@ -1,36 +1,56 @@
-// Which cluster wrote and read each piece of global memory during a launch: races between CTAs of different clusters.
+// Who wrote and read each piece of global memory during a launch: races between CTAs, and between the two proxies of one cluster.
 //
-// Clusters run on several host threads, so the table is shared and its cells are relaxed atomics. A cluster's time advances with each
-// of its releases and fences at gpu scope; an acquire learns the times that were released to the same address. A strong access that
-// is not ordered itself does the same together with a fence: it hands on what was before the last fence, and what it reads counts
-// after the next one.
+// Clusters run on several host threads, so the table is shared and its cells are atomics. A cluster's time advances with each of its
+// releases and fences at gpu scope; an acquire learns the times that were released to the same address. A strong access that is not
+// ordered itself does the same together with a fence: it hands on what was before the last fence, and what it reads counts after
+// the next one. CTAs of one cluster are ordered by what their warps know of each other (View), or by any strong access to one word
+// whose scope is wide enough.
+//
+// Note [Proxies in global memory]: what a cluster wrote is open to its TMA loads after the next fence.proxy.async, and what its bulk
+// stores wrote after the next cp.async.bulk.wait_group, of whichever of its threads. That asks too little, never too much.
 #pragma once
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
+#include "clocks.h"
 #include "sanitizer.h"
 
 namespace emu {
 
 class INTERNAL GlobalShadow {
   public:
-    using Known = std::unordered_map<u32, u32>;                // cluster -> time
-    struct Who {
+    using Known = std::unordered_map<u32, u32>;                // cluster -> time; the own one: the other CTAs, by way of memory
+    struct Who {                                               // a cluster
         u32 cluster = 0, time = 1, fenced_time = 0;            // fenced_time: at the last fence, 0: there was none
+        u32 proxy_fenced = 0, drained = 0;                     // Note [Proxies in global memory]: times up to which it is so
         Known known, fenced, pending;                          // pending: known after the next fence
         bool synchronises = false;
         bool dirty = false, learned = false;                   // since the last change of time; since the last fence
+        bool unfenced = false, undrained = false;              // it wrote: in the generic proxy, by bulk stores
+        struct Present { u32 epoch = 0, time = 0; Clock clock = 0; };
+        std::vector<Present> present;                          // of each warp; of all, where the cluster is one CTA
+        std::unordered_map<u64, u32> within;                   // address -> time of strong writes, where the cluster is several CTAs
     };
-    struct Conflict { bool found = false; u32 cluster = 0; bool was_write = false; };
+    struct Actor {                                             // who of the cluster; the first three matter if it is several CTAs
+        u16 rank, warp;                                        // of the CTA; of the warp, in the cluster
+        Clock clock;
+        const View* view;                                      // null: the cluster is one CTA
+        bool async_proxy;
+    };
+    enum class Kind { none, cluster, several, cta, in_flight, proxy };
+    struct Conflict { Kind kind = Kind::none; u32 who = 0; bool was_write = false; };     // who: the cluster, or the rank of the CTA
 
-    // Marks [address, address + n) as accessed; returns the first unordered access of another cluster.
-    Conflict access(Who& who, u64 address, u64 n, Access access);
+    // Marks [address, address + n) as accessed; returns the last unordered access of somebody else.
+    Conflict access(Who& who, const Actor& by, u64 address, u64 n, Access access);
     void written(u64 address, u64 n, u8* out);                 // out[i] |= 1 where bytes 2i, 2i + 1 were written
-    void release(Who& who, u64 address);
+    void release(Who& who, u64 address);                       // these three at gpu scope
     void acquire(Who& who, u64 address);
     void fence(Who& who);
-    void strong(Who& who, u64 address, Access access);         // relaxed or volatile
+    void strong(Who& who, u64 address, Access access, Scope);  // relaxed or volatile
+    void proxy_fence(Who& who);
+    void drain(Who& who);                                      // the bulk stores are over
 
   private:
     // A cell (writer, reader: see Mark) of a piece of 16 bytes, unless parts of it are accessed: then of its granules of 2 bytes, so that
@@ -41,9 +61,14 @@ class INTERNAL GlobalShadow {
         std::atomic<u64> pieces[PAGE / PIECE];
         std::atomic<u64> granules[PAGE / GRANULE];             // of a piece: written when it is divided
     };
+    // What marks name: one warp (cluster, where it is one CTA) between two changes of its time.
+    struct Epoch { u32 cluster, time; Clock clock; u16 rank, warp; };
+    static constexpr u32 EPOCH_BITS = 27, CHUNK = 1 << 14;
     class Visitor;
     static void merge(Known& into, const Known& from);
     void advance(Who& who);
+    u32 present_epoch(Who& who, const Actor& by);
+    const Epoch& epoch(u32 number) const { return chunks[number / CHUNK].load(std::memory_order_acquire)[number % CHUNK]; }
     Page& page(u64 number);
     void divide(std::atomic<u64>& piece, std::atomic<u64>* granules);
     static std::atomic<u64> created;
@@ -51,6 +76,9 @@ class INTERNAL GlobalShadow {
     std::mutex lock;
     std::unordered_map<u64, std::unique_ptr<Page>> pages;
     std::unordered_map<u64, Known> released;
+    std::atomic<u32> epochs{1};                                // 0 is nobody
+    std::vector<std::unique_ptr<Epoch[]>> owned;               // what `chunks` point to
+    std::vector<std::atomic<Epoch*>> chunks{(1u << EPOCH_BITS) / CHUNK};
 };
 
 }  // namespace emu

@@ -32,6 +32,9 @@ void HappensBefore::start() {
         for (Shadow& shadow : *spaces) shadow.clear();
     who = {};
     who.cluster = (u32)cluster.number;
+    who.present.resize(cluster.ctas.size() > 1 ? nwarps : 1);
+    exits.assign(cluster.ctas.size(), {});
+    remote.assign(cluster.ctas.size() > 1 ? cluster.ctas.size() * nwarps : 0, {});
 }
 
 // ---- barriers and waits ---------------------------------------------------------------------------------------------
@@ -75,9 +78,11 @@ void HappensBefore::release_initialisations(Warp& w, u32& handle) {
     if (!handle) handle = new_sync();
     const u32 engine = engine_number(w, Engine::initialisation);
     syncs[handle].arrived.plain.advance(engine, engine_clock[engine]);
+    for (size_t i = gid(w); i < remote.size(); i += nwarps) remote[i] = {};       // an exit, too, waits for a relaxed arrive
 }
 
 void HappensBefore::mbarrier_use(Warp& w, const Record& r, int lane, u32 address) {
+    check_alive(w, r, address);
     const Sync& s = sync_of(address);
     act(w, r, lane, false);
     const bool fenced = s.init_engine && view_of(w, lane).plain.engine(s.init_engine - 1) >= s.init_clock;
@@ -122,6 +127,7 @@ void HappensBefore::await(Warp& w, u32 lanes, Engine engine, u32 pending) {
     Knowledge news;
     news.plain.advance(number, clock - pending);
     learn(w, lanes, news);
+    if (engine == Engine::bulk_write) cluster.global_shadow->drain(who);
 }
 
 void HappensBefore::commit_group(Warp& w, Engine engine) {
@@ -129,12 +135,15 @@ void HappensBefore::commit_group(Warp& w, Engine engine) {
     if (engine == Engine::bulk_read) ++engine_clock[engine_number(w, Engine::bulk_write)];
 }
 
-void HappensBefore::proxy_fence(Warp& w, u32 lanes) {
+void HappensBefore::proxy_fence(Warp& w, u32 lanes, bool shared, bool global) {
+    if (global) cluster.global_shadow->proxy_fence(who);
+    if (!shared) return;
     WarpState& s = state(w);
     const bool whole = (lanes & w.live) == w.live;
+    const u32 known_lanes = with_met(s, lanes);
     each_view(w, lanes, [&](Knowledge& k) {
         k.fenced.merge(k.plain);
-        k.fenced.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, lanes});
+        k.fenced.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, known_lanes});
     });
     ++s.clock;                                             // what follows is not fenced
 }
@@ -150,17 +159,33 @@ void HappensBefore::tensor_fence(Warp& w, u32 lanes, bool before) {
     s.clock += before;                                     // what follows is not published
 }
 
-void HappensBefore::fence(Warp&, u32, bool gpu_scope) {
-    if (gpu_scope) cluster.global_shadow->fence(who);
+void HappensBefore::fence(Warp&, u32, Scope scope) {
+    if (scope == Scope::gpu) cluster.global_shadow->fence(who);
+}
+
+void HappensBefore::global_release(Warp&, int, u64 address, Scope scope) {
+    if (scope == Scope::gpu) cluster.global_shadow->release(who, address);
+}
+
+void HappensBefore::global_acquire(Warp&, int, u64 address, Scope scope) {
+    if (scope == Scope::gpu) cluster.global_shadow->acquire(who, address);
 }
 
 void HappensBefore::finish() {
     for (auto& [engine, clock] : issued) {
-        if (final_view.engine(engine) >= clock || engine_names[engine].empty()) continue;
+        const bool over = std::any_of(exits.begin(), exits.end(), [&](const View& v) { return v.engine(engine) >= clock; });
+        if (over || engine_names[engine].empty()) continue;
         cluster.find("in flight at exit", &cluster.ctas[0]->warps[0], 0, "the CTA exits while " + engine_names[engine] + " may still be at work: nothing waited for it");
     }
     issued.clear();
-    final_view = {};
+    for (size_t i = 0; i < remote.size(); ++i)
+        if (const u32 rank = (u32)i / nwarps, number = (u32)i % nwarps; remote[i].clock > exits[rank].latest(number))
+            cluster.find("exited CTA", &warp((int)number), remote[i].line, format("accesses the shared memory of CTA rank %u of its cluster, which may have exited: its exit is not ordered after this", rank));
+}
+
+void HappensBefore::exit_warp(Warp& w) {
+    exits[w.cta->rank].merge(state(w).known.plain);
+    exits[w.cta->rank].merge(state(w).known_some.plain);
 }
 
 // ---- barriers and engines -------------------------------------------------------------------------------------------
@@ -217,17 +242,48 @@ void HappensBefore::order_lanes(Warp& w) {
     WarpState& s = state(w);
     if (s.some_lanes) s.known.merge(s.known_some), s.known.seen.merge(s.known_some.seen);
     s.some_lanes = 0;
+    s.met.clear();
     s.synced = s.clock++;
+}
+
+void HappensBefore::warp_sync(Warp& w, u32 lanes) {
+    if ((lanes & w.live) == w.live) return order_lanes(w);
+    WarpState& s = state(w);
+    if (s.some_lanes & lanes) s.some_lanes |= lanes;
+    if (s.met.empty()) s.met.resize(LANES * LANES);
+    Clock together[LANES] = {};
+    for (u32 m = lanes; m; m &= m - 1)
+        for (int k = 0; k < LANES; ++k) together[k] = std::max(together[k], lanes >> k & 1 ? s.clock : s.met[LANES * first_lane(m) + k]);
+    for (u32 m = lanes; m; m &= m - 1) std::copy_n(together, LANES, &s.met[LANES * first_lane(m)]);
+    ++s.clock;                                             // what follows they do not know
+}
+
+// Whether this lane knows what `lanes` of its warp did then, by bar.warp.sync of some lanes.
+bool HappensBefore::have_met(const WarpState& s, int lane, Clock when, u32 lanes) {
+    if (s.met.empty()) return false;
+    for (u32 m = lanes & ~(1u << lane); m; m &= m - 1)
+        if (s.met[LANES * lane + first_lane(m)] < when) return false;
+    return true;
+}
+
+// These lanes and those of which they know something by bar.warp.sync of some lanes.
+u32 HappensBefore::with_met(const WarpState& s, u32 lanes) {
+    u32 all = lanes;
+    if (!s.met.empty())
+        for (u32 m = lanes; m; m &= m - 1)
+            for (int k = 0; k < LANES; ++k) all |= s.met[LANES * first_lane(m) + k] > s.synced ? 1u << k : 0;
+    return all;
 }
 
 void HappensBefore::release_into(Warp& w, u32 lanes, Knowledge& object) {
     WarpState& s = state(w);
     const bool whole = (lanes & w.live) == w.live;
+    const u32 known_lanes = with_met(s, lanes);
     const bool some = (s.some_lanes & lanes) != 0;         // each of the lanes passes on what it knows
     const Knowledge& mine = some ? s.known_some : s.known;
     object.plain.merge(mine.plain);
     if ((int)object.plain.warps.size() < nwarps) object.plain.warps.resize(nwarps);
-    object.plain.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, lanes});
+    object.plain.warps[gid(w)].merge(whole ? WarpClock{s.clock, 0, 0} : WarpClock{s.synced, s.clock, known_lanes});
     object.published.merge(mine.published);
     // Other lanes' fenced writes travel only as far as these lanes know of them.
     WarpClock own = mine.fenced.warps[gid(w)];
@@ -235,8 +291,8 @@ void HappensBefore::release_into(Warp& w, u32 lanes, Knowledge& object) {
     object.fenced.merge(mine.fenced);
     if (!whole) {
         WarpClock visible{std::min(own.all, s.synced), 0, 0};
-        if (own.all > s.synced) visible.some = own.all, visible.lanes = lanes;
-        if (own.some > visible.all && own.lanes & lanes) visible.some = std::max(visible.some, own.some), visible.lanes |= own.lanes & lanes;
+        if (own.all > s.synced) visible.some = own.all, visible.lanes = known_lanes;
+        if (own.some > visible.all && own.lanes & known_lanes) visible.some = std::max(visible.some, own.some), visible.lanes |= own.lanes & known_lanes;
         previous.merge(visible);
         object.fenced.warps[gid(w)] = previous;
     }

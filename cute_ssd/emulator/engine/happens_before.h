@@ -35,6 +35,7 @@ struct WarpState {
     Knowledge known;                                           // by all lanes
     Knowledge known_some;                                      // by the lanes in some_lanes (a superset of `known`)
     u32 some_lanes = 0;
+    std::vector<Clock> met;                                    // [LANES * i + k]: lane i knows what k did up to then; empty: see synced
     i32 last_record = -1;                                      // cache of its last event
     Clock last_clock = 0;
     u32 last_event = 0;
@@ -59,7 +60,7 @@ class INTERNAL HappensBefore final : public Sanitizer {
 
     using Sanitizer::shared;
     void shared(Warp&, const Record&, u32 lanes, const u32* addresses, u32 n, Access) override;
-    void global(Warp&, const Record&, u64 address, u64 n, Access) override;
+    void global(Warp&, const Record&, u64 address, u64 n, Access, Scope) override;
     void begin_async(Warp&, const Record&, int issuer, Engine, u32 mbarrier) override;
     void begin_tensor(Warp&, const Record&, int issuer, Tensor) override;
     void async_shared(u32 address, u32 n, Access) override;
@@ -82,13 +83,13 @@ class INTERNAL HappensBefore final : public Sanitizer {
     void commit_copies(Warp&, u32 lanes, u32 mbarrier) override;
     void await(Warp&, u32 lanes, Engine, u32 pending) override;
     void commit_group(Warp&, Engine) override;
-    void warp_sync(Warp& w, u32) override { order_lanes(w); }
-    void proxy_fence(Warp&, u32 lanes) override;
+    void warp_sync(Warp& w, u32 lanes) override;
+    void proxy_fence(Warp&, u32 lanes, bool shared, bool global) override;
     void tensor_fence(Warp&, u32 lanes, bool before) override;
-    void fence(Warp&, u32 lanes, bool gpu_scope) override;
-    void global_release(Warp&, int, u64 address) override { cluster.global_shadow->release(who, address); }
-    void global_acquire(Warp&, int, u64 address) override { cluster.global_shadow->acquire(who, address); }
-    void exit_warp(Warp& w) override { final_view.merge(state(w).known.plain), final_view.merge(state(w).known_some.plain); }
+    void fence(Warp&, u32 lanes, Scope) override;
+    void global_release(Warp&, int, u64 address, Scope) override;
+    void global_acquire(Warp&, int, u64 address, Scope) override;
+    void exit_warp(Warp&) override;
     void finish() override;
 
   private:
@@ -127,6 +128,8 @@ class INTERNAL HappensBefore final : public Sanitizer {
     template <class F> void each_view(Warp&, u32 lanes, const F&);
     void learn(Warp&, u32 lanes, const Knowledge& news);
     void order_lanes(Warp&);
+    static bool have_met(const WarpState&, int lane, Clock when, u32 lanes);
+    static u32 with_met(const WarpState&, u32 lanes);
     void release_into(Warp&, u32 lanes, Knowledge& object);
 
     u32 new_event(const Event&);
@@ -147,12 +150,14 @@ class INTERNAL HappensBefore final : public Sanitizer {
     bool ordered(u32 mark, u32& good);
     Clock awaited(const Event&);
     bool same_cta(int x, int y) const;
+    const Warp& warp(int number) const;
     std::string describe(u32 mark);
     u32 unordered_reader(u32 read, u32 mark, Access);
     u32 add_reader(u32 read, u32 mark);
     u32 added_reader(u32 read, u32 mark);
     bool same_owner(u32 x, u32 y) const;
-    void check_global(Warp&, const Record&, u64 address, u64 n, Access);
+    void check_global(u64 address, u64 n, Access);
+    void check_alive(const Warp&, const Record&, u32 address);
 
     Cluster& cluster;
     std::vector<int> first_warp;                               // of each CTA
@@ -168,7 +173,9 @@ class INTERNAL HappensBefore final : public Sanitizer {
     std::unordered_map<u64, u32> engine_of;
     std::unordered_map<u32, Clock> issued;
     std::unordered_map<u32, std::vector<std::pair<Clock, Clock>>> waits;       // of a warp's cp.async: groups up to, the warp's clock
-    View final_view;
+    std::vector<View> exits;                                   // of each CTA: what its warps knew at their exit
+    struct Remote { Clock clock = 0; i32 line = 0; };
+    std::vector<Remote> remote;                                // [nwarps * rank + warp]: its last access to that other CTA's shared memory
     std::vector<Shadow> shared_shadow, tmem_shadow;            // of each CTA
     GlobalShadow::Who who;
     Actor actor{};

@@ -35,11 +35,17 @@ void Cluster::find(const std::string& kind, const Warp* w, int line, const std::
 
 // ---- set-up ----------------------------------------------------------------------------------------------------------
 
+template <class T> T* Cluster::allocate(size_t n) {
+    constexpr size_t ALIGNMENT = 64;
+    memory.emplace_back(std::aligned_alloc(ALIGNMENT, (n * sizeof(T) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT));
+    if (!memory.back()) throw std::bad_alloc();
+    return (T*)memory.back().get();
+}
+
 Cluster::Cluster(const Program& p, const Launch& l, const Options& o) : program(p), launch(l), options(o) {
     for (int i = 0; i < p.nrecords; ++i) handlers.push_back(handler_at(p.records[i].handler));
     counts.assign(p.nrecords, 0);
     const int size = l.cluster[0] * l.cluster[1] * l.cluster[2];
-    const size_t slot_bytes = (size_t)p.nslots * LANES * 4;
     for (int rank = 0; rank < size; ++rank) {
         auto cta = std::make_unique<Cta>();
         cta->cluster = this;
@@ -47,32 +53,23 @@ Cluster::Cluster(const Program& p, const Launch& l, const Options& o) : program(
         cta->nthreads = l.block[0] * l.block[1] * l.block[2];
         cta->shared.resize(SHARED_BASE + l.shared_bytes);
         cta->mbarriers.resize(cta->shared.size() / 8);
-        cta->tmem = (u32(*)[TMEM_COLUMNS])std::aligned_alloc(64, TMEM_LANES * TMEM_COLUMNS * 4);
+        cta->tmem = allocate<u32[TMEM_COLUMNS]>(TMEM_LANES);
         cta->warps.resize((cta->nthreads + LANES - 1) / LANES);
         for (size_t i = 0; i < cta->warps.size(); ++i) {
             Warp& w = cta->warps[i];
             w.cta = cta.get();
             w.id = (int)i;
-            w.regs = (u32*)std::aligned_alloc(64, slot_bytes + 64);
-            w.preds = (u32*)std::calloc(p.npredicates + 1, 4);
-            if (o.sanitize) w.suspicions = new Suspicion[p.npredicates + 1 + p.nslots + 1] + p.npredicates + 1;
+            w.regs = allocate<u32>((size_t)p.nslots * LANES + 1);
+            w.preds = allocate<u32>(p.npredicates + 1);
+            if (o.sanitize) w.suspicions = allocate<Suspicion>(p.npredicates + 1 + p.nslots + 1) + p.npredicates + 1;
         }
         ctas.push_back(std::move(cta));
     }
+    find_polling();
     if (o.sanitize) sanitizer = make_sanitizer(*this);
 }
 
-Cluster::~Cluster() {
-    for (auto& cta : ctas) {
-        for (Warp& w : cta->warps) {
-            std::free(w.regs);
-            std::free(w.preds);
-            if (w.suspicions) delete[] (w.suspicions - program.npredicates - 1);
-        }
-        std::free(cta->tmem);
-    }
-    delete sanitizer;
-}
+Cluster::~Cluster() { delete sanitizer; }
 
 // Numbers of the special registers: decode.py's SPECIALS has the same order.
 static u32 special_value(int number, const Warp& w, int lane) {
@@ -133,7 +130,7 @@ static void start_warp(Warp& w) {
     const int first = w.id * LANES, nlanes = std::min(LANES, cta.nthreads - first);
     w.live = nlanes == LANES ? ALL_LANES : (1u << nlanes) - 1;
     w.groups.assign(1, {0, w.live});
-    w.yielded = w.may_time_out = w.spinning = w.stuck = false;
+    w.yielded = w.may_time_out = w.spinning = w.stuck = w.polls = false;
     w.idle = 0;
     w.vain = 0;
     w.polled = -1;
@@ -152,6 +149,8 @@ void Cluster::start(i64 which) {
     random.seed(options.seed * 1000003 + number);
     late = options.schedule != EAGER;
     barrier = {};
+    executed += clock;
+    clock = 0;
     stalls = 0;
     stall_events = ~0ull;
     if (sanitizer) sanitizer->start();

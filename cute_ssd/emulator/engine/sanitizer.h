@@ -26,6 +26,9 @@ constexpr bool pipelined(Tensor first, Tensor second) {
     return second != Tensor::shift || first == Tensor::mma;
 }
 
+// Whose threads a synchronising access or fence orders: those of the CTA, of the cluster, or of the device (.gpu and .sys).
+enum class Scope : u8 { cta, cluster, gpu };
+
 #define IF_CHECKED(w, call) do { if (::emu::Sanitizer* s_ = (w).cta->cluster->sanitizer) s_->call; } while (0)
 
 struct Sanitizer {
@@ -39,7 +42,7 @@ struct Sanitizer {
         addresses[lane] = address;
         shared(w, r, 1u << lane, addresses, n, access);
     }
-    virtual void global(Warp&, const Record&, u64 address, u64 n, Access) = 0;
+    virtual void global(Warp&, const Record&, u64 address, u64 n, Access, Scope) = 0;     // the scope of strong accesses and atomics
 
     // ---- asynchronous operations, at issue: one `begin`, then what it touches ---------------------------------------
     // `issuer` is the lane that issues; `mbarrier` the address of the barrier that will be signalled (Engine::mbarrier only).
@@ -68,12 +71,12 @@ struct Sanitizer {
     virtual void commit_copies(Warp&, u32 lanes, u32 mbarrier) = 0;                   // cp.async.mbarrier.arrive
     virtual void await(Warp&, u32 lanes, Engine, u32 pending) = 0;                    // all but the youngest `pending` groups are over
     virtual void commit_group(Warp&, Engine) = 0;                                     // cp.async[.bulk].commit_group
-    virtual void warp_sync(Warp&, u32 lanes) = 0;                // bar.warp.sync
-    virtual void proxy_fence(Warp&, u32 lanes) = 0;              // fence.proxy.async
+    virtual void warp_sync(Warp&, u32 lanes) = 0;                // bar.warp.sync: they know what all of them did
+    virtual void proxy_fence(Warp&, u32 lanes, bool shared, bool global) = 0;     // fence.proxy.async, of these state spaces
     virtual void tensor_fence(Warp&, u32 lanes, bool before) = 0;    // tcgen05.fence::before_thread_sync, or after_thread_sync
-    virtual void fence(Warp&, u32 lanes, bool gpu_scope) = 0;    // fence.acq_rel / membar
-    virtual void global_release(Warp&, int lane, u64 address) = 0;   // atomic or store with release semantics, gpu scope
-    virtual void global_acquire(Warp&, int lane, u64 address) = 0;
+    virtual void fence(Warp&, u32 lanes, Scope) = 0;             // fence.acq_rel / membar
+    virtual void global_release(Warp&, int lane, u64 address, Scope) = 0;         // atomic or store with release semantics
+    virtual void global_acquire(Warp&, int lane, u64 address, Scope) = 0;
 
     virtual void exit_warp(Warp&) = 0;
     virtual void finish() = 0;                                   // every warp has exited, the queues are drained

@@ -1,12 +1,11 @@
 // Which warp or queue goes next; deadlock, and what is left behind at exit.
 #include <algorithm>
-#include "core.h"
-#include "sanitizer.h"
+#include "addresses.h"
 
 namespace emu {
 
 constexpr u64 LONG_QUANTUM = 50000;        // a warp that runs so long without any effect may be polling global memory
-constexpr u64 HOPELESS = 200'000'000;      // one that runs so long without any effect is, although its registers change
+constexpr u64 HOPELESS = 200'000'000;      // one that polls for so long does so in vain, although its registers change
 constexpr u64 DIVERGED_QUANTUM = 5000;     // the same for lanes whose warp has others that may go on
 constexpr int PATIENCE = 64;               // rounds in which polls time out and nothing changes: deadlock
 
@@ -14,21 +13,45 @@ constexpr int PATIENCE = 64;               // rounds in which polls time out and
 bool Cluster::turn(Warp& w, u64 quantum) {
     if (!w.live) return false;
     const u64 before = events, start = w.ninstructions;
+    const bool watched = w.idle >= LONG_QUANTUM;
+    const u64 polled = watched ? polls() : 0;
     w.yielded = false;
     w.polled = -1;
     const bool diverged = w.groups.size() > 1;
     if (!step(w, diverged ? std::min(quantum, DIVERGED_QUANTUM) : quantum)) return false;
     if (events != before) {
         w.idle = w.vain = 0;
-        w.spinning = w.stuck = false;
+        w.spinning = w.stuck = w.polls = false;
         return true;
     }
+    if (watched && polls() != polled) w.polls = true;
     const u64 quanta = w.idle / LONG_QUANTUM;
     if (!w.yielded) w.idle += w.ninstructions - start;
     w.spinning = w.idle >= LONG_QUANTUM;
     if (w.idle / LONG_QUANTUM != quanta) w.stuck = seen_before(w);
     if (w.yielded || w.spinning || (diverged && w.idle >= DIVERGED_QUANTUM)) ++w.vain;
     return !w.yielded && !w.spinning;
+}
+
+// A strong load or an atomic may be there to wait for others; plain ones are a computation, however long it takes.
+void Cluster::find_polling() {
+    for (i32 i = 0; i < program.nrecords; ++i) {
+        const Record& r = program.records[i];
+        const std::string& name = handler_names()[r.handler];
+        const bool loads = name.rfind("ld.", 0) == 0 && name != "ld.param" && name != "ld.extend";
+        if (name.rfind("atom.", 0) == 0 || (loads && r.i1 & STRONG)) polling.push_back(i);
+    }
+}
+
+u64 Cluster::polls() const {
+    u64 sum = 0;
+    for (const i32 i : polling) sum += counts[i];
+    return sum;
+}
+
+void Cluster::check_time() const {
+    if (std::chrono::steady_clock::now() < deadline) return;
+    throw Fault{"too large", format("the launch takes longer than the limit of %g s: ", options.time_limit) + waiting(), 0, ""};
 }
 
 // Whether the warp's registers were the same before, with nothing happening in between: a loop that only memory can end.
@@ -102,13 +125,14 @@ bool Cluster::stall() {
 bool Cluster::hopeless() const {
     for (auto& cta : ctas)
         for (const Warp& w : cta->warps)
-            if (w.live && w.spinning && !w.stuck && w.idle < HOPELESS) return false;
+            if (w.live && w.spinning && !w.stuck && !(w.polls && w.idle >= HOPELESS)) return false;
     return true;
 }
 
 bool Cluster::round_robin() {
     for (;;) {
         bool progress = false;
+        check_time();
         for (auto& cta : ctas)
             for (Warp& w : cta->warps) progress |= turn(w, LONG_QUANTUM);
         if (!live()) return true;
@@ -139,6 +163,7 @@ bool Cluster::by_priority() {
             std::shuffle(entities.begin(), entities.end(), random);
             change = round + 1 + roll() % 400;
             quantum = 1 + roll() % 200;
+            check_time();
         }
         bool progress = false;
         for (Entity& e : entities) {
@@ -208,8 +233,10 @@ std::string Cluster::waiting() const {
                     }
                 } else if (name == "tcgen05.alloc") {
                     text += " waits for columns of tensor memory";
-                } else if (w.spinning) {
+                } else if (w.spinning && w.polls) {
                     text += " polls memory";
+                } else if (w.stuck) {
+                    text += " repeats a loop that changes nothing";
                 } else if (w.live & ~g.mask) {
                     text += format(" waits for the lanes 0x%08x of its warp", w.live & ~g.mask);
                 }

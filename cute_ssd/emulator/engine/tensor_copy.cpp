@@ -148,7 +148,7 @@ HANDLER(tensormap_replace, "tensormap.replace") {
         } else {
             const u64 address = w.wide(r.a, lane) + (u64)r.i0;
             words = (u64*)cluster.global_bytes(address, MAP_BYTES, 64, w, r.line, "a tensor map");
-            IF_CHECKED(w, global(w, r, address, MAP_BYTES, Access::write));
+            IF_CHECKED(w, global(w, r, address, MAP_BYTES, Access::write, Scope::gpu));
         }
         replace(words, field, (int)(r.i1 >> 8 & 255), wide ? w.wide(r.b, lane) : w.reg(r.b, lane), w, r.line);
         ++cluster.events;
@@ -168,8 +168,8 @@ HANDLER(tensormap_copy, "tensormap.copy") {
     u8* const target = cluster.global_bytes(to, MAP_BYTES, 128, w, r.line, "a tensor map");
     if (Sanitizer* s = cluster.sanitizer) {
         s->shared(w, r, lane, from, MAP_BYTES, Access::read);
-        s->global(w, r, to, MAP_BYTES, Access::write);
-        s->global_release(w, lane, to);
+        s->global(w, r, to, MAP_BYTES, Access::write, Scope::gpu);
+        s->global_release(w, lane, to, Scope::gpu);
     }
     std::memcpy(target, source, MAP_BYTES);
     ++cluster.events;

@@ -50,14 +50,17 @@ inline const char* element_name(Element element) {
     return names[(int)element];
 }
 
-// Decodes the first 64 bytes (the rest is unused). Returns what is wrong, or an empty sentence.
-inline std::string decode_tensor_map(const u64* words, TensorMap& map) {
+// Decodes the first 64 bytes (the rest is unused). Returns what is wrong, or an empty sentence; `known`: whether it is wrong on a device too.
+inline std::string decode_tensor_map(const u64* words, TensorMap& map, bool& known) {
+    known = true;
     const u32 flags = (u32)words[1];
     // TF32 comes with f32 elements; the tensor core ignores the low bits itself, so elements are copied as they are.
     constexpr u32 TF32 = 1 << 16;
     constexpr u32 KNOWN = 0x2 | 7 << 4 | 15 << 7 | 3 << 13 | TF32 | 3 << 17 | 3 << 19 | 1 << 21;
     if (!(flags & 2)) return "the tensor map is not initialised, or these 128 bytes are none";
+    known = false;
     if (flags & ~KNOWN) return format("the tensor map has fields the emulator does not know (0x%x)", flags & ~KNOWN);
+    known = true;
     map.base = words[0];
     map.rank = (int)(flags >> 4 & 7) + 1;
     map.element = (Element)(flags >> 7 & 15);
@@ -66,8 +69,10 @@ inline std::string decode_tensor_map(const u64* words, TensorMap& map) {
     map.swizzle = atom ? 0x60 : ((1u << swizzle) - 1) << 4;
     map.swizzle_shift = atom ? 2 : 3;
     if (map.rank > 5) return format("the tensor map has %d dimensions", map.rank);
+    known = false;
     if (atom && (atom != 1 || swizzle != 3)) return format("swizzle %u with atoms %u of a tensor map is not supported", swizzle, atom);
     if (!map.element_bits) return format("tensor maps of %s elements are not supported", element_name(map.element));
+    known = true;
     if (map.base & 15) return format("the tensor map's global address 0x%llx is not aligned to 16 bytes", (unsigned long long)map.base);
     const u32 strides[5] = {0, (u32)(words[1] >> 32), (u32)words[2], (u32)(words[2] >> 32), (u32)words[3]};
     map.bytes = 1;
@@ -77,7 +82,8 @@ inline std::string decode_tensor_map(const u64* words, TensorMap& map) {
         map.box[k] = real ? (u32)(k ? words[7] >> 8 * (k - 1) & 255 : words[6] >> 56) + 1 : 1;
         const u64 high = k ? words[3] >> (32 + 4 * (k - 1)) & 15 : 0;
         map.stride[k] = real && k ? (strides[k] | high << 32) * 16 : 0;
-        if (real && words[6] >> (32 + 3 * k) & 7) return format("element stride %d in dimension %d is not supported: only 1", (int)(words[6] >> (32 + 3 * k) & 7) + 1, k);
+        known = !(real && words[6] >> (32 + 3 * k) & 7);
+        if (!known) return format("element stride %d in dimension %d is not supported: only 1", (int)(words[6] >> (32 + 3 * k) & 7) + 1, k);
     }
     map.size[0] = map.size[0] * map.element_bits / 8;
     map.box[0] = map.box[0] * map.element_bits / 8;
@@ -97,8 +103,9 @@ inline const TensorMap& tensor_map(u64 address, const Warp& w, int line) {
         u64 copy[MAP_WORDS];
         std::memcpy(copy, words, sizeof copy);
         k.words[1] = 0;                                            // not valid, should this fault
-        const std::string problem = decode_tensor_map(copy, k.map);
-        if (!problem.empty()) fault("tensor map", w, line, problem);
+        bool known;
+        const std::string problem = decode_tensor_map(copy, k.map, known);
+        if (!problem.empty()) fault(known ? "tensor map" : "unsupported", w, line, problem);
         std::memcpy(k.words, copy, sizeof copy);
     }
     return k.map;

@@ -17,6 +17,54 @@ struct Sm {
     }
 };
 
+// An SM's share of HBM. Other SMs use what it leaves, but for a while it may still have it: then it is served faster than its share, and
+// still never gets more in all.
+class Share {
+  public:
+    Share(double per_clock, double burst) : rate(per_clock), capacity(per_clock * WIDTH), burst(std::max(burst, per_clock)) {}
+    // When `amount` that is asked for at `time` has been served. `steady`: all SMs ask at once, nobody leaves anything.
+    double reserve(double time, double amount, bool steady = false) {
+        if (amount <= 0) return time;
+        busy += amount / rate;
+        const size_t now = (size_t)(std::max(time, 0.0) / WIDTH), oldest = std::max(full, now - std::min(now, steady ? 0 : CREDIT));
+        const double speed = steady ? rate : burst;
+        double end = time + amount / speed;
+        if (used.size() <= now) used.resize(now + 1 + now / 2, 0.0f);
+        for (size_t b = now + 1; b-- > oldest && amount > 0;) {
+            const double most = b == now ? std::min(capacity, ((b + 1) * WIDTH - time) * speed) : capacity;
+            amount -= take(b, std::min(amount, most));
+        }
+        for (size_t b = std::max(now + 1, full); amount > 1e-9; ++b) {
+            if (b >= used.size()) used.resize(b + 1 + b / 2, 0.0f);
+            amount -= take(b, amount);
+            end = std::max(end, b * WIDTH + used[b] / rate);
+        }
+        while (full < used.size() && capacity - used[full] <= 1e-6) ++full;
+        return end;
+    }
+    // How much it has taken of what it might have had in the while before `time`, 0 to 1.
+    double load(double time) const {
+        const size_t end = std::min(used.size(), (size_t)(std::max(time, 0.0) / WIDTH) + 1), begin = end - std::min(end, CREDIT);
+        double sum = 0;
+        for (size_t b = begin; b < end; ++b) sum += used[b];
+        return std::min(1.0, sum / (capacity * CREDIT));
+    }
+    double busy = 0;                       // clocks
+
+  private:
+    static constexpr double WIDTH = 32;
+    static constexpr size_t CREDIT = 64;   // windows
+    double rate, capacity, burst;
+    std::vector<float> used;               // per window
+    size_t full = 0;                       // all windows before this one are
+
+    double take(size_t b, double most) {
+        const double taken = std::clamp(capacity - used[b], 0.0, most);
+        used[b] += (float)taken;
+        return taken;
+    }
+};
+
 struct Token { u32 left = 0; double time = 0; i32 row = -1, pc = -1; std::vector<i32> waiting; };
 
 struct WarpState {
@@ -43,8 +91,8 @@ struct Instance { const ClusterTrace* trace; std::vector<Token> tokens; int runn
 class Simulation {
   public:
     Simulation(const Program& p, const Cost* costs, const Constants& constants, const Work& work)
-        : program(p), costs(costs), k(constants), work(work), l2(constants.l2_bytes * work.ctas, 32, constants.l2_bytes_per_sm * work.ctas),
-          hbm(constants.hbm_bytes * work.ctas, HBM_WINDOW, constants.l2_bytes_per_sm * work.ctas) {
+        : program(p), costs(costs), k(constants), work(work), l2(constants.l2_bytes * work.ctas, constants.l2_bytes_per_sm * work.ctas),
+          hbm(constants.hbm_bytes * work.ctas, constants.l2_bytes_per_sm * work.ctas) {
         for (int i = 0; i < work.ctas; ++i) sms.emplace_back(constants);
     }
 
@@ -63,13 +111,13 @@ class Simulation {
     std::vector<Segment> segments;
 
   private:
-    static constexpr double HBM_WINDOW = 2048;                                 // other SMs use what one SM leaves for a while
     const Program& program;
     const Cost* costs;
     const Constants& k;
     const Work& work;
     std::vector<Sm> sms;
-    Bucket l2, hbm;
+    Bucket l2;
+    Share hbm;
     std::vector<Instance> instances;
     std::vector<WarpState> warps;
     using Entry = std::pair<double, i32>;
@@ -80,14 +128,14 @@ class Simulation {
 
     Sm& sm(const WarpState& w) { return sms[w.cta]; }
     bool detailed(const WarpState& w) const { return work.detailed && w.instance == 0; }
-    void segment(const WarpState& w, double begin, double end, i32 row, i32 pc, i32 waits = 0, i32 by = -1, i32 by_pc = -1) {
-        if (detailed(w) && end > begin) segments.push_back({begin, end, row, pc, waits, by, by_pc});
+    void segment(const WarpState& w, double begin, double end, i32 row, i32 pc, i32 waits = 0, i32 token = -1, i32 by = -1, i32 by_pc = -1) {
+        if (detailed(w) && end > begin) segments.push_back({begin, end, row, pc, waits, token, by, by_pc});
     }
     // A warp waits from `begin` to `end`, and has been at work since its last wait.
-    void waited(WarpState& w, double begin, double end, i32 pc, i32 by = -1, i32 by_pc = -1) {
+    void waited(WarpState& w, double begin, double end, i32 pc, i32 token = -1, i32 by = -1, i32 by_pc = -1) {
         if (!detailed(w) || end <= begin) return;
         segment(w, w.mark, begin, w.row, w.mark_pc);
-        segment(w, begin, end, w.row, pc, 1, by, by_pc);
+        segment(w, begin, end, w.row, pc, 1, token, by, by_pc);
         w.mark = end, w.mark_pc = pc;
     }
     i32 engine_row(const WarpState& w, int engine) const { return (i32)instances[w.instance].trace->warps.size() + 4 * w.cta + engine; }
@@ -132,7 +180,7 @@ class Simulation {
 
     void wake(WarpState& w, const Token& token) {
         const double at = std::max(w.since, token.time + k.wake_latency);
-        waited(w, w.since, at, w.wait_pc, token.row, token.pc);
+        waited(w, w.since, at, w.wait_pc, (i32)w.awaited, token.row, token.pc);
         stalls += at - w.since;
         w.base = w.last = w.order = at;
         w.awaited = NO_TOKEN;
@@ -144,11 +192,11 @@ class Simulation {
         w.wait_pc = pc;
         if (t == NO_TOKEN) return true;
         Token& token = instances[w.instance].tokens[t];
+        w.awaited = t;
         if (!token.left) {
             wake(w, token);
             return true;
         }
-        w.awaited = t;
         token.waiting.push_back(index);
         return false;
     }
@@ -168,7 +216,7 @@ class Simulation {
         if (far > 0) {
             const bool cold = bytes_hbm <= k.hbm_cold_bytes * work.ctas;
             const double served = hbm.reserve(time, bytes * far * (cold ? k.hbm_bytes / k.hbm_cold_rate : 1.0), cold);
-            const double slower = far * (k.hbm_latency + k.hbm_latency_loaded * std::sqrt(hbm.load(time)));
+            const double slower = far * (k.hbm_latency + k.hbm_latency_loaded * std::sqrt(std::max(hbm.load(time), hbm.load(served))));
             end = std::max(end, served) + slower;
         }
         return end;

@@ -53,39 +53,33 @@ struct Constants {
 class Bucket {
   public:
     // `burst`: how fast one request is served where the window has room; by default no faster than the mean.
-    explicit Bucket(double per_clock = 1, double window = 32, double burst = 0)
-        : rate(per_clock), width(window), capacity(per_clock * window), burst(std::max(burst, per_clock)) {}
-    // When `amount` that is asked for at `time` has been served. `steady`: without bursts.
-    double reserve(double time, double amount, bool steady = false) {
+    explicit Bucket(double per_clock = 1, double burst = 0)
+        : rate(per_clock), capacity(per_clock * WIDTH), burst(std::max(burst, per_clock)) {}
+    // When `amount` that is asked for at `time` has been served.
+    double reserve(double time, double amount) {
         if (amount <= 0) return time;
         busy += amount / rate;
-        const size_t first = (size_t)(std::max(time, 0.0) / width);
-        const double speed = steady ? rate : burst;
-        double end = time + amount / speed;
+        const size_t first = (size_t)(std::max(time, 0.0) / WIDTH);
+        double end = time + amount / burst;
         for (size_t b = std::max(first, full);; ++b) {
             if (b >= used.size()) used.resize(b + 1 + b / 2, 0.0f);
             double room = capacity - used[b];
-            if (b == first) room = std::min(room, ((b + 1) * width - time) * speed);
+            if (b == first) room = std::min(room, ((b + 1) * WIDTH - time) * burst);
             if (room <= 0) continue;
             const double before = used[b], take = std::min(room, amount);
             used[b] += (float)take;
             amount -= take;
             if (amount > 1e-9) continue;
-            if (b > first) end = std::max(end, b * width + (before + take) / speed);
+            if (b > first) end = std::max(end, b * WIDTH + (before + take) / burst);
             while (full < used.size() && capacity - used[full] <= 1e-6) ++full;
             return end;
         }
     }
-    // How full the window of `time` and the one before are, 0 to 1.
-    double load(double time) const {
-        const size_t b = (size_t)(std::max(time, 0.0) / width);
-        const double now = b < used.size() ? used[b] : 0, before = b && b - 1 < used.size() ? used[b - 1] : 0;
-        return std::min(1.0, std::max(now, before) / capacity);
-    }
     double busy = 0;                       // clocks
 
   private:
-    double rate, width, capacity, burst;
+    static constexpr double WIDTH = 32;
+    double rate, capacity, burst;
     std::vector<float> used;
     size_t full = 0;                       // all windows before this one are
 };
@@ -108,9 +102,9 @@ struct Work {                              // one simulation
 
 enum Resource : i32 { R_ISSUE, R_FMA, R_ALU, R_XU, R_LSU, R_TMEM, R_SHARED, R_TENSOR, R_MMA, R_TMA, R_L2, R_HBM, RESOURCES };
 
-// For the timeline. row: warp of the cluster, or NWARPS + 4 * CTA + engine (0 tensor, 1 TMA load, 2 TMA store). `releaser`: row and
-// record of the last contribution to what was awaited, -1: none.
-struct Segment { double begin, end; i32 row, pc, waits, releaser_row, releaser_pc; };
+// For the timeline. row: warp of the cluster, or NWARPS + 4 * CTA + engine (0 tensor, 1 TMA load, 2 TMA store). `token`: what a
+// wait was for, `releaser`: row and record of the last contribution to it; -1: none.
+struct Segment { double begin, end; i32 row, pc, waits, token, releaser_row, releaser_pc; };
 
 struct Modelled {
     double cycles;

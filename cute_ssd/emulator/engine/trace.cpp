@@ -25,6 +25,7 @@ static Traced kind_of(const std::string& name) {
     if (name == "bulk.store" || name == "bulk.reduce.store") return Traced::bulk_store;
     if (name == "tcgen05.mma") return Traced::mma;
     if (name == "tcgen05.commit") return Traced::commit;
+    if (name == "mbarrier.init") return Traced::mbarrier_init;
     if (name == "mbarrier.arrive" || name == "mbarrier.tx") return Traced::arrive;
     if (name == "mbarrier.try_wait" || name == "mbarrier.test_wait") return Traced::mbarrier_wait;
     if (name == "bar.sync" || name == "bar.red") return Traced::named_wait;
@@ -48,17 +49,16 @@ void Recorder::start(Cluster& cluster) {
     tokens.clear();
 }
 
-enum TokenKind : u64 { MBARRIER, NAMED, CLUSTER };
-
-u32 Recorder::token(u64 kind, u64 place, u64 phase) {
-    const auto [at, fresh] = tokens.emplace(kind << 62 | place << 32 | (u32)phase, (u32)trace.contributions.size());
-    if (fresh) trace.contributions.push_back(0);
+u32 Recorder::token(BarrierKind kind, u32 place, u32 phase) {
+    const u32 barrier = kind << PLACE_BITS | place;
+    const auto [at, fresh] = tokens.emplace((u64)barrier << 32 | phase, (u32)trace.contributions.size());
+    if (fresh) trace.contributions.push_back(0), trace.barriers.push_back(barrier);
     return at->second;
 }
 
 u32 Recorder::phase_token(Cluster& cluster, u32 address, u32 phase) {
     (void)cluster;
-    return token(MBARRIER, (u64)(address >> RANK_SHIFT) << 24 | (address & OFFSET_MASK) >> 3, phase);
+    return token(MBARRIER, (address >> RANK_SHIFT) << 24 | (address & OFFSET_MASK) >> 3, phase);
 }
 
 // One contribution to the current phase of an mbarrier.
@@ -185,7 +185,7 @@ void Recorder::named(Warp& w, const Record& r, Traced kind, u32 mask) {
     const u32 key = kind == Traced::named_arrive ? FREE : w.reg(r.c, lane);
     const u32 id = key == FREE ? w.reg(r.a, lane) & 15 : key & 15;
     const u32 generation = key == FREE ? w.cta->named[id].generation : key >> 4;
-    put(token(NAMED, (u64)w.cta->rank << 4 | id, generation));
+    put(token(NAMED, (u32)w.cta->rank << 4 | id, generation));
 }
 
 void Recorder::operands(Warp& w, const Record& r, Traced kind, u32 mask) {
@@ -255,6 +255,9 @@ void Recorder::operands(Warp& w, const Record& r, Traced kind, u32 mask) {
             return contribute(cluster, w.reg(r.b, lane) + (u32)r.i1);
         }
         case Traced::alloc: return put(w.reg(r.c, lane));
+        case Traced::mbarrier_init:
+            for (u32 m = mask; m; m &= m - 1) phase_token(cluster, w.reg(r.a, first_lane(m)) + (u32)r.i0, 0);
+            return;
         default: return;
     }
 }
@@ -292,13 +295,14 @@ struct TraceView {
     const u32* contributions;
     u64 ncontributions;
     i32 tmem_columns;
+    const u32* barriers;                   // as many as contributions
 };
 
 int emu_trace_count() { return (int)last_traces.size(); }
 
 void emu_trace(int i, TraceView* view) {
     const ClusterTrace& trace = last_traces[i];
-    *view = {trace.number, trace.nctas, (i32)trace.warps.size(), trace.contributions.data(), trace.contributions.size(), trace.tmem_columns};
+    *view = {trace.number, trace.nctas, (i32)trace.warps.size(), trace.contributions.data(), trace.contributions.size(), trace.tmem_columns, trace.barriers.data()};
 }
 
 const u32* emu_trace_warp(int i, int warp, u64* size) {

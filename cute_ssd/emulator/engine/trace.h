@@ -25,6 +25,7 @@ enum class Traced : u8 {
     cluster_arrive, cluster_wait,          // token
     remote_store,                          // bytes, token
     alloc,                                 // columns of tensor memory
+    mbarrier_init,                         // nothing; its first phase gets a token, so that a trace names every mbarrier
 };
 constexpr u32 NO_TOKEN = ~0u;
 constexpr int PC_BITS = 24;
@@ -38,7 +39,12 @@ struct ClusterTrace {
     int tmem_columns = 0;                  // allocated by a CTA in all
     std::vector<std::vector<u32>> warps;   // CTA after CTA
     std::vector<u32> contributions;        // per token
+    std::vector<u32> barriers;             // per token: BarrierKind << PLACE_BITS | place
 };
+
+enum BarrierKind : u32 { MBARRIER, NAMED, CLUSTER };
+// Where a barrier is: of an mbarrier the CTA's rank << 24 | offset in shared memory / 8, of a named one the rank << 4 | its number.
+constexpr int PLACE_BITS = 30;
 
 // Records one cluster at a time. `before` looks at the operands while they are still there, `after` files the record when it has been
 // executed (a record that blocks is looked at again).
@@ -72,7 +78,7 @@ class Recorder {
     void operands(Warp&, const Record&, Traced, u32 mask);
     void finish(Warp&, Traced);
     void put(u32 word) { if (count < MOST) payload[count++] = word; }
-    u32 token(u64 kind, u64 place, u64 phase);
+    u32 token(BarrierKind kind, u32 place, u32 phase);
     u32 phase_token(Cluster&, u32 address, u32 phase);
     void contribute(Cluster&, u32 address);
     void lanes_in_memory(Warp&, const Record&, i32 slot, i64 offset, u32 bytes, u32 mask, int space);

@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 from ..decode import Decoder, Modifiers, Place, instruction
 from ..syntax import Address, Instruction, Operand, Sink, Symbol
 
-SCOPES = ("cta", "cluster", "gpu", "sys")
+SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 2}  # as in engine/sanitizer.h
+SHARED, GLOBAL = 1, 2  # state spaces of fence.proxy, as in engine/barriers.cpp
 
 # What a lane waits for, as engine/barriers.cpp keeps it: the named barrier and its generation; its vote; the generation
 # of the cluster's barrier; when a poll was last allowed to time out. One set per kernel: a lane waits at one barrier at
@@ -86,17 +87,17 @@ def cluster_barrier(d: Decoder, i: Instruction, m: Modifiers) -> None:
 
 # ---- mbarriers -------------------------------------------------------------------------------------------------------
 
-EXPECT, DROP, NO_COMPLETE, ORDERED, REMOTE = 1, 2, 4, 8, 16  # flags of arrivals, as in engine/barriers.cpp
-PARITY, ACQUIRE = 1, 2  # flags of waits
+# Flags of arrivals and of waits, as in engine/barriers.cpp.
+EXPECT, DROP, NO_COMPLETE, ORDERED, REMOTE, CTA_SCOPE = 1, 2, 4, 8, 16, 32
+PARITY, ACQUIRE = 1, 2
 
 
-def memory_model(m: Modifiers, *semantics: str) -> str:
-    """`.sem.scope`: both or neither; the first of `semantics` is the default. Scopes change nothing here."""
+def memory_model(m: Modifiers, *semantics: str) -> tuple[str, str]:
+    """`.sem.scope`: both or neither; the first of `semantics` is the default, and "" the scope then."""
     found = m.one_of(*semantics, default="")
     if not found:
-        return semantics[0]
-    m.one_of("cta", "cluster")
-    return found
+        return semantics[0], ""
+    return found, m.one_of("cta", "cluster")
 
 
 @instruction("mbarrier", count_as="mbarrier")
@@ -143,8 +144,11 @@ def arrive(d: Decoder, i: Instruction, m: Modifiers, drop: bool) -> None:
         flags |= EXPECT
     elif m.flag("noComplete"):
         flags |= NO_COMPLETE
-    if memory_model(m, "release", "relaxed") == "release":
+    semantics, scope = memory_model(m, "release", "relaxed")
+    if semantics == "release":
         flags |= ORDERED
+    if scope == "cta":  # without a scope, which kernels leave out for other CTAs' mbarriers too, it is the cluster
+        flags |= CTA_SCOPE
     operands = list(i.operands)
     state = Sink() if isinstance(operands[0], Address) else operands.pop(0)
     place, remote = any_place(d, m, operands[0])
@@ -159,7 +163,8 @@ def arrive(d: Decoder, i: Instruction, m: Modifiers, drop: bool) -> None:
 
 def wait(d: Decoder, i: Instruction, m: Modifiers, operation: str) -> None:
     flags = PARITY if m.flag("parity") else 0
-    if memory_model(m, "acquire", "relaxed") == "acquire":
+    semantics, _ = memory_model(m, "acquire", "relaxed")  # kernels wait for other CTAs' arrivals with .cta as well
+    if semantics == "acquire":
         flags |= ACQUIRE
     done, address, phase, *hint = i.operands
     if len(hint) > (operation == "try_wait"):
@@ -185,7 +190,7 @@ def fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
     else:
         m.one_of("sc", "acq_rel", "acquire", "release", default="acq_rel")
         m.drop("sync_restrict::shared::cluster", "sync_restrict::shared::cta")  # orders less than a plain fence
-        d.emit("fence", i0=int(m.one_of(*SCOPES) in ("gpu", "sys")))
+        d.emit("fence", i0=SCOPES[m.one_of(*SCOPES)])
 
 
 @instruction("membar", count_as="fence")
@@ -193,19 +198,19 @@ def membar(d: Decoder, i: Instruction, m: Modifiers) -> None:
     if m.flag("proxy"):
         proxy_fence(d, i, m)
     else:
-        d.emit("fence", i0=int(m.one_of("cta", "gl", "sys") != "cta"))
+        d.emit("fence", i0=SCOPES["cta" if m.one_of("cta", "gl", "sys") == "cta" else "gpu"])
 
 
 def proxy_fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
     proxy = m.one_of("async", "alias", "async::generic", "tensormap::generic")
     if proxy == "async":
-        m.drop("global", "shared::cta", "shared::cluster")  # the sanitizer asks for a fence, not for its state space
-        d.emit("fence.proxy")
+        space = m.one_of("global", "shared::cta", "shared::cluster", default="all")
+        d.emit("fence.proxy", i0={"global": GLOBAL, "all": SHARED | GLOBAL}.get(space, SHARED))
     elif proxy == "async::generic":
         m.one_of("acquire", "release")
         m.one_of("sync_restrict::shared::cluster", "sync_restrict::shared::cta")
         m.require("cluster")
-        d.emit("fence.proxy")
+        d.emit("fence.proxy", i0=SHARED)
     elif proxy == "tensormap::generic":
         tensor_map_fence(d, i, m)
     else:
@@ -215,12 +220,12 @@ def proxy_fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
 def tensor_map_fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
     """A tensor map is decoded when an instruction uses it, so only the order between threads matters."""
     kind = m.one_of("acquire", "release")
-    gpu = m.one_of(*SCOPES) in ("gpu", "sys")
+    scope = SCOPES[m.one_of(*SCOPES)]
     if kind == "release":
-        d.emit("fence", i0=int(gpu))
+        d.emit("fence", i0=scope)
         return
     address, _ = i.operands  # the size can only be 128
     place = d.address(address)
     if not place.wide:
         raise d.unsupported("a 32-bit generic address")
-    d.emit("fence.tensormap", a=place.slot, i0=place.offset)
+    d.emit("fence.tensormap", a=place.slot, i0=place.offset, i1=scope)

@@ -111,6 +111,7 @@ def plain(d: Decoder, i: Instruction, m: Modifiers, reduces: bool) -> None:
         if kind in ("f16", "bf16") and operation == "add":
             m.require("noftz")
         pool += [OPERATIONS.index(operation), TYPES[kind], SIZES[kind]]
+    d.ctas_meet |= reduces and to == "global"
     policy(d, m, rest)
     name = ("load" if source == "global" else "copy") if to != "global" else "store"
     d.emit(f"bulk.{'reduce.' if reduces else ''}{name}", b=mask, i1=flags, pool=d.list(pool))
@@ -170,6 +171,7 @@ def tensor(d: Decoder, i: Instruction, m: Modifiers, reduces: bool) -> None:
     shared = shared_place(d, rest.pop(0), source)
     policy(d, m, rest)
     pool = d.list([*list_places(d, shared), *coordinates])
+    d.ctas_meet |= reduces
     name = "reduce" if reduces else "store"
     d.emit(
         f"tensor.{name}",

@@ -52,6 +52,7 @@ def call(d: Decoder, i: Instruction, m: Modifiers) -> None:
         raise d.unsupported("only vprintf can be called")
     returns, arguments = (d.items(i.operands[k]) for k in (0, 2))
     slots = [d.call_parameter(argument, 8) for argument in arguments]
+    d.ctas_meet = True  # in the text that is printed
     d.emit("vprintf", d=d.call_parameter(returns[0], 4) if returns else -1, a=slots[0], b=slots[1])
 
 

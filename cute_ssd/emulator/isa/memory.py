@@ -14,8 +14,8 @@ SPACES = {
 GENERIC_WINDOWS = {"shared": 0x7F0000000000 << 8, "local": (0x7F0000000000 << 8) + (1 << 40)}
 """Where generic addresses of these spaces start (core.h); those of the other spaces are host addresses already."""
 
-STRONG, ORDERED, GPU_SCOPE = 1, 2, 4  # as in engine/addresses.h
-SCOPES = ("cta", "cluster", "gpu", "sys")
+STRONG, ORDERED = 1, 2  # as in engine/addresses.h, and the flags of scopes too
+SCOPES = {"cta": 0, "cluster": 128, "gpu": 4, "sys": 4}
 
 # Where data is cached and for how long changes no value: the emulator has no caches.
 CACHE_HINTS = (
@@ -40,12 +40,16 @@ def ordering(m: Modifiers, strong: str) -> int:
     """The flags of `.weak`, `.relaxed`, `.volatile`, `.mmio` and `strong` (.acquire or .release) with their scopes."""
     m.drop("mmio")  # how often the device is asked; the emulator asks once per lane
     if m.flag("volatile"):
-        return STRONG
+        return STRONG | SCOPES["sys"]
     kind = m.one_of("weak", "relaxed", strong, default="weak")
     if kind == "weak":
         return 0
-    scope = m.one_of(*SCOPES)
-    return STRONG | (ORDERED if kind == strong else 0) | (GPU_SCOPE if scope in ("gpu", "sys") else 0)
+    return STRONG | (ORDERED if kind == strong else 0) | SCOPES[m.one_of(*SCOPES)]
+
+
+def note_meeting(d: Decoder, space: str, flags: int) -> None:
+    """A strong access to global memory: there CTAs see what others did, and it depends on the order."""
+    d.ctas_meet |= bool(flags & STRONG) and space in ("global", "generic")
 
 
 def vector_length(m: Modifiers) -> int:
@@ -129,6 +133,7 @@ def load(d: Decoder, i: Instruction, m: Modifiers) -> None:
     else:
         space = "global" if space == "param" else space
         p = place(d, address, space)
+        note_meeting(d, space, flags)
         d.emit(
             f"ld.{space}.{min(size, 4)}x{len(targets)}",
             a=p.slot,
@@ -169,6 +174,7 @@ def store(d: Decoder, i: Instruction, m: Modifiers) -> None:
         move_parameter(d, [(at + k, source) for k, source in enumerate(values)], size)
         return
     p = place(d, i.operands[0], space)
+    note_meeting(d, space, flags)
     d.emit(
         f"st.{space}.{min(size, 4)}x{len(values)}",
         a=p.slot,
@@ -230,8 +236,7 @@ def atomic(d: Decoder, i: Instruction, m: Modifiers) -> None:
     if m.flag("async"):
         return reduce_async(d, i, m, kind)
     semantics = m.one_of("relaxed", "acquire", "release", "acq_rel", default="relaxed")
-    scope = m.one_of(*SCOPES, default="gpu")
-    flags = STRONG | (GPU_SCOPE if scope in ("gpu", "sys") else 0)
+    flags = STRONG | SCOPES[m.one_of(*SCOPES, default="gpu")]
     flags |= {"relaxed": 0, "acquire": ORDERED, "release": RELEASE, "acq_rel": ORDERED | RELEASE}[semantics]
     operands = i.operands if fetches else (Sink(), *i.operands)
     n = vector_length(m)
@@ -250,6 +255,7 @@ def atomic(d: Decoder, i: Instruction, m: Modifiers) -> None:
     if space not in SPACE_NUMBERS or (n > 1 and space in ("shared", "cluster")):
         raise d.unsupported("an atomic operation in this state space")
     p = place(d, operands[1], space)
+    note_meeting(d, space, flags)
     values = [value(d, item, kind) for item in d.items(operands[2])]
     c = value(d, operands[3], kind) if compares else -1
     results = [] if isinstance(operands[0], Sink) else [d.target(item, kind) for item in d.items(operands[0])]

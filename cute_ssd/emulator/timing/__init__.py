@@ -6,11 +6,12 @@ launches together. Everything here is modelled; README.md says how far to trust 
 
 from .constants import CLOCKS, CONSTANTS, Constant, Model
 from .grid import ChainTime, LaunchTime, Recording, chain_time, launch_time, representatives
-from .sm import Segment, SmTime, Trace, simulate
+from .sm import Barrier, Segment, SmTime, Trace, simulate
 
 __all__ = [
     "CLOCKS",
     "CONSTANTS",
+    "Barrier",
     "ChainTime",
     "Constant",
     "LaunchTime",

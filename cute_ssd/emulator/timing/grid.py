@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Recording:
     tensors: tuple[tuple[int, int], ...]  # address, bytes
     traces: tuple[Trace, ...]
     registers: int = 0  # per thread; 0: unknown
+    ptx: str = field(default="", repr=False)  # of its module
 
     @property
     def clusters(self) -> Dim3:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from .. import engine
 from ..build import EmulatorError
-from ..program import Program
+from ..program import SHARED_BASE, Program
 from .constants import Model
 from .costs import ACTIONS, COST, costs
 
@@ -23,6 +24,20 @@ RESOURCES = (
 PC_MASK, PAYLOAD_SHIFT = (1 << 24) - 1, 24
 MOST_SEGMENTS = 1 << 20
 
+BARRIERS = ("mbarrier", "named barrier", "cluster barrier")
+"""trace.h's BarrierKind."""
+
+PLACE_BITS = 30
+
+
+class Barrier(NamedTuple):
+    """What warps wait at. `place`: of an mbarrier its offset in the shared memory of its CTA, as findings and PTX have
+    it; of a named barrier its number."""
+
+    kind: str
+    cta: int  # rank in the cluster
+    place: int
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -31,12 +46,21 @@ class Trace:
     number: int  # of the cluster in the grid
     nctas: int
     warps: list[np.ndarray]
-    contributions: np.ndarray
+    contributions: np.ndarray  # per token
     tmem_columns: int = 0  # that a CTA allocates in all
+    barriers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32), repr=False)  # per token
 
     @property
     def words(self) -> int:
         return sum(map(len, self.warps))
+
+    def barrier(self, token: int) -> Barrier:
+        """Of whose phases a token is one."""
+        word = int(self.barriers[token])
+        kind, place = word >> PLACE_BITS, word & (1 << PLACE_BITS) - 1
+        if kind == 0:
+            return Barrier(BARRIERS[kind], place >> 24, (place & (1 << 24) - 1) * 8 - SHARED_BASE)
+        return Barrier(BARRIERS[kind], place >> 4, place & 15)
 
 
 @dataclass(frozen=True)
@@ -51,13 +75,15 @@ class Region:
 @dataclass(frozen=True)
 class Segment:
     """A stretch of a row of the timeline. `row`: a warp of the cluster, or warps + 4 * CTA + 0 (tensor core), 1 (TMA
-    loads), 2 (TMA stores). `waits`: it waits; then `releaser_row` and `releaser_record` say for whom (-1: unknown)."""
+    loads), 2 (TMA stores). `waits`: it waits; then `barrier` says at which (None: at none), and `releaser_row` and
+    `releaser_record` for whom (-1: unknown)."""
 
     begin: float
     end: float
     row: int
     record: int
     waits: bool
+    barrier: Barrier | None
     releaser_row: int
     releaser_record: int
 
@@ -89,6 +115,7 @@ class _View(ctypes.Structure):
         ("contributions", ctypes.c_void_p),
         ("ncontributions", ctypes.c_uint64),
         ("tmem_columns", ctypes.c_int32),
+        ("barriers", ctypes.c_void_p),
     )
 
 
@@ -132,7 +159,7 @@ class _Outcome(ctypes.Structure):
 
 _SEGMENT = np.dtype(
     [("begin", float), ("end", float)]
-    + [(name, np.int32) for name in ("row", "pc", "waits", "releaser_row", "releaser_pc", "unused")]
+    + [(name, np.int32) for name in ("row", "pc", "waits", "token", "releaser_row", "releaser_pc")]
 )
 _REGION = np.dtype([("begin", np.uint64), ("end", np.uint64), ("missing", float)])
 
@@ -156,7 +183,8 @@ def recorded() -> list[Trace]:
             address = lib.emu_trace_warp(i, warp, ctypes.byref(size))
             warps.append(_array(address, size.value))
         contributions = _array(view.contributions, view.ncontributions)
-        traces.append(Trace(view.number, view.nctas, warps, contributions, view.tmem_columns))
+        barriers = _array(view.barriers, view.ncontributions)
+        traces.append(Trace(view.number, view.nctas, warps, contributions, view.tmem_columns, barriers))
     return sorted(traces, key=lambda trace: trace.number)
 
 
@@ -269,6 +297,7 @@ def simulate(
     if count < 0:
         raise EmulatorError(f"The timing model cannot replay the trace: {error.value.decode()}.")
     found = segments[: min(count, len(segments))] if detailed else segments[:0]
+    first = traces[order[0]]
     return SmTime(
         outcome.cycles,
         outcome.dependents,
@@ -276,7 +305,10 @@ def simulate(
         outcome.bytes_l2,
         outcome.bytes_hbm,
         outcome.stalls,
-        [Segment(a, b, row, pc, bool(waits), by, by_pc) for a, b, row, pc, waits, by, by_pc, _ in found.tolist()],
+        [
+            Segment(begin, end, row, pc, bool(waits), None if token < 0 else first.barrier(token), by, by_pc)
+            for begin, end, row, pc, waits, token, by, by_pc in found.tolist()
+        ],
     )
 
 
