@@ -25,6 +25,7 @@ class Model(NamedTuple):
     dstate: int
 
 
+# Not here, because no source has all of their sizes: Nemotron-H 47B, Falcon-H1 1.5B-Deep.
 MODELS = {
     "mamba2-130m": Model(24, 64, 1, 128),
     "mamba2-370m": Model(32, 64, 1, 128),
@@ -36,20 +37,25 @@ MODELS = {
     "nemotron-h-8b": Model(128, 64, 8, 128),
     "nemotron-h-56b": Model(256, 64, 8, 256),
     "nemotron-nano-9b-v2": Model(128, 80, 8, 128),
+    "nemotron-nano-12b-v2": Model(128, 80, 8, 128),
     "nemotron-3-nano-4b": Model(96, 80, 8, 128),
     "nemotron-3-nano-30b-a3b": Model(64, 64, 8, 128),
     "nemotron-3-super-120b-a12b": Model(128, 64, 8, 128),
+    "nemotron-3-ultra-550b-a55b": Model(256, 64, 8, 128),
     "bamba-9b": Model(128, 64, 1, 128),
     "falcon-h1-90m": Model(24, 32, 1, 64),
     "falcon-h1-0.5b": Model(24, 64, 1, 128),
     "falcon-h1-1.5b": Model(48, 64, 1, 256),
     "falcon-h1-3b": Model(32, 128, 1, 256),
     "falcon-h1-7b": Model(24, 128, 1, 256),
+    "falcon-h1r-7b": Model(24, 128, 1, 256),
     "falcon-h1-34b": Model(32, 128, 2, 256),
     "granite-4.0-h-350m": Model(48, 32, 1, 128),
     "granite-4.0-h-1b": Model(48, 64, 1, 128),
+    "granite-4.0-h-tiny": Model(48, 64, 1, 128),
     "granite-4.0-h-micro": Model(64, 64, 1, 128),
     "granite-4.0-h-small": Model(128, 64, 1, 128),
+    "zamba2-1.2b": Model(64, 64, 1, 128),
     "zamba2-2.7b": Model(80, 64, 1, 64),
     "zamba2-7b": Model(112, 64, 2, 64),
     "plamo2-8b": Model(64, 128, 1, 64),
@@ -63,10 +69,11 @@ LENGTHS = tuple(2**n for n in range(18))
 def kernels(model: str, arch: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Configuration]:
     """What the mixers of `model` ask for on `arch`, by what it is for.
 
-    Inputs in `dtype`, A, D and dt_bias in fp32, the state in fp32, softplus, no z (the gate of these models comes
-    after their norm): prefill of a batch with and without an initial state, packed prefill on a pool, and the decode
-    step on a batch's states and on a pool's slots. Where prefill runs on the chunked kernels, also those for each
-    number of heads to a work item that some length asks for.
+    Inputs in `dtype`, A, D and dt_bias in fp32 with a value for each head, the state in fp32, softplus, no z (the gate
+    of these models comes after their norm): prefill of a batch with and without an initial state, packed prefill on a
+    pool, and the decode step on a batch's states and on a pool's slots. Where prefill runs on the chunked kernels, also
+    those for each number of heads to a work item that some length asks for. Other calls (parameters or a state in 16
+    bits, a prefill whose final states nobody wants) have kernels of their own, compiled when they are first called.
     """
     if model not in MODELS:
         raise ShapeError(f"model is {model!r}, expected one of {', '.join(MODELS)}.")
@@ -80,7 +87,7 @@ def kernels(model: str, arch: str, dtype: torch.dtype = torch.bfloat16) -> dict[
     def heads(*tokens: int) -> Operands:
         x = empty(*tokens, m.nheads, m.headdim, of=dtype)
         B = empty(*tokens, m.ngroups, m.dstate, of=dtype)
-        D, steps = empty(m.nheads, m.headdim), empty(*tokens, m.nheads, of=dtype)
+        D, steps = empty(m.nheads, 1).expand(m.nheads, m.headdim), empty(*tokens, m.nheads, of=dtype)
         return Operands(x, steps, empty(m.nheads), B, B, D, None, empty(m.nheads), x)
 
     states = empty(1, m.nheads, m.headdim, m.dstate)

@@ -6,7 +6,8 @@
 Every synchronising instruction of a kernel's PTX is deleted or weakened, one at a time, and each such mutant runs on
 the captured launch under several schedules with the sanitizer on. It is caught by a finding, by an output that differs
 from the unmutated kernel's in any bit, or by a deadlock. A mutant that survives is either redundant (the kernel would
-be right without the instruction; kernels/redundant.py says why) or something that the emulator cannot see.
+be right without the instruction; kernels/redundant.py says why) or something that the emulator cannot see. Launches run
+one after the other there, so griddepcontrol.wait, which orders them on a GPU, is left as it is.
 """
 
 from __future__ import annotations

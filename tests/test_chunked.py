@@ -1,5 +1,6 @@
 """The chunked tensor-core kernels on the emulator: numbers, isolation, memory. What a plan says of them is in
-test_plan.py; the bodies that the CPU backend passes run on them too (`emulated("sm_100a:tiles")`, see conftest.py)."""
+test_plan.py; the bodies that the CPU backend passes run on them too (`emulated("sm_100a:tiles")`, see conftest.py);
+those of published models are in test_models.py. `AXES` has the axes of coverage."""
 
 import itertools
 import random
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 import cute_ssd
-from cute_ssd import launch, models, reference
+from cute_ssd import launch, reference
 from cute_ssd import plan as planning
 from cute_ssd.compile import compiled
 from cute_ssd.device import Device
+from cute_ssd.kernels.sm100.config import Q
 from cute_ssd.kernels.sm100.scan_layout import scan_layout
 from cute_ssd.machine_code import kernel_resources
 from cute_ssd.plan import Chunks
@@ -64,9 +66,9 @@ def truths(call: Call) -> list[tuple[Tensor, Tensor | None]]:
         return [exact, expected(call, F32)]
 
 
-def compare(call: Call, heads: tuple[int, int], seed: int = 0) -> None:
-    """At most twice the error of eager torch, in the largest element and in the mean square. The tokens behind the last
-    sequence are NaN."""
+def compare(call: Call, heads: tuple[int, int], seed: int = 0, chunk_tiles: int = 0) -> None:
+    """y, final states and chunk states within `check`'s bounds of what eager torch computes in the dtype of x. The
+    tokens behind the last sequence are NaN, and stay unwritten."""
     o = call.operands
     if o.offsets is not None:
         for tensor in (o.x, o.dt, o.B, o.C, o.z):
@@ -74,22 +76,61 @@ def compare(call: Call, heads: tuple[int, int], seed: int = 0) -> None:
                 tensor[:, int(o.offsets[-1]) :] = NAN
     untouched = call.operands.y.clone()
     (y, final), (eager_y, eager_final) = truths(call)
-    run(call, heads, seed)
+    size = chunk_tiles * Q
+    ends = chunk_ends(call, size) if size else []
+    chunks = [truths(part) for part in ends]
+    states = None
+    if size:
+        rows, dtype = o.x.shape[1] // size + o.num_seqs, F32 if o.final is None else o.final.dtype
+        states = torch.zeros(rows, *o.x.shape[2:], o.B.shape[-1], dtype=dtype)
+    run(call, heads, seed, states, chunk_tiles)
     written = ~y.isnan()
     assert torch.equal(bits(call.operands.y)[~written], bits(untouched)[~written])
     check(call.operands.y[written], y[written], eager_y[written])
     if final is not None and eager_final is not None and call.operands.final is not None:
         check(call.operands.final, final, eager_final)
+    if states is not None:
+        for row, ((_, exact), (_, eager)) in enumerate(chunks):
+            assert exact is not None and eager is not None
+            check(states[row : row + 1], exact, eager)
+        assert (states[len(chunks) :] == 0).all()
 
 
-# Numbers. Not every combination: each value of each axis together with each value of each other axis, somewhere.
+def chunk_ends(call: Call, size: int) -> list[Call]:
+    """Of packed sequences, the calls that end where chunks of `size` tokens do, one sequence in each."""
+    o, found = call.operands, []
+    assert o.offsets is not None
+    for s in range(o.num_seqs):
+        begin, length = int(o.offsets[s]), int(o.offsets[s + 1] - o.offsets[s])
+        state = s if o.slots is None else int(o.slots[s])
+        start = torch.zeros(1, *o.x.shape[2:], o.B.shape[-1])
+        if o.initial is not None and 0 <= state < o.initial.shape[0] and (o.flags is None or bool(o.flags[s])):
+            start = o.initial[state : state + 1].clone()
+        for end in [*range(size, length, size), *([length] if length else [])]:
+            part = slice(begin, begin + end)
+            z = None if o.z is None else o.z[:, part]
+            cut = o._replace(
+                x=o.x[:, part], dt=o.dt[:, part], B=o.B[:, part], C=o.C[:, part], z=z, offsets=None, slots=None,
+                flags=None, initial=start, final=torch.empty(start.shape),
+            )  # fmt: skip
+            found.append(call._replace(operands=cut))
+    return found
 
+
+# Numbers
+
+# The axes of coverage, for the three kernels together. Not every combination: each value of each axis together with
+# each value of each other axis, somewhere in the slow rows. Two rows that differ in most values run by default.
 AXES: dict[str, tuple[Any, ...]] = {
     "headdim": (32, 64, 80, 96, 128),
     "dstate": (64, 128, 256),
     "dtype": (BF16, F16),
     "wide": (True, False),  # states in fp32, or in the dtype of x
-    "heads": ((4, 4), (2, 2), (1, 1), (3, 3), (8, 8), (4, 2)),
+    "heads": ((4, 4), (2, 2), (1, 1), (3, 3), (8, 8), (4, 2)),  # of an item of chunk_state and of chunk_scan
+    "ngroups": (2, 1),
+    # Of packed sequences, of rows: tails of one token and of one less than a tile, whole tiles, empty sequences.
+    "lengths": (((130, 0, 1, 128, 255), 100), ((0, 0, 300, 17), 257), ((256,), 128)),
+    "chunk_tiles": (0, 1, 2),  # of packed sequences: chunk states, after as many tiles
     "steps": ("softplus", "plain", "log_decay"),
     "D": ("head", "channel", "none"),
     "z": (True, False),
@@ -126,16 +167,14 @@ def pairwise(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def case_of(row: dict[str, Any]) -> tuple[Case, tuple[int, int]]:
-    """Two groups. Tails of one token and of one less than a tile, whole tiles, empty sequences."""
-    heads = row["heads"]
-    packed = row["sequences"] != "rows"
+    heads, (lengths, seqlen) = row["heads"], row["lengths"]
     return Case(
         seed=row["seed"],
-        lengths=(130, 0, 1, 128, 255) if packed else None,
+        lengths=None if row["sequences"] == "rows" else lengths,
         batch=2,
-        seqlen=257 if row["seed"] else 100,
-        nheads=2 * max(heads),
-        ngroups=2,
+        seqlen=seqlen,
+        nheads=row["ngroups"] * max(heads),
+        ngroups=row["ngroups"],
         headdim=row["headdim"],
         dstate=row["dstate"],
         dtype=row["dtype"],
@@ -163,7 +202,7 @@ SLOW = [pytest.param(row, marks=pytest.mark.slow, id=str(n)) for n, row in enume
 @pytest.mark.parametrize("row", [*ROWS, *SLOW])
 def test_numbers(row: dict[str, Any]) -> None:
     case, heads = case_of(row)
-    compare(build(case), heads, case.seed)
+    compare(build(case), heads, case.seed, 0 if case.lengths is None else row["chunk_tiles"])
 
 
 # What a prefill on a pool does and does not touch
@@ -314,25 +353,6 @@ def test_slow_decay_over_8192_tokens_keeps_the_accuracy_of_fp32_states() -> None
     assert state_error < 2e-3 < 1.5 * state_error + narrow_error
 
 
-def distinct_models() -> list[tuple[int, int, int]]:
-    """(headdim, dstate, heads of an item) of every kernel that a prefill of a model asks for."""
-    found = set()
-    for m in models.MODELS.values():
-        for heads in planning.head_choices(m.nheads, m.ngroups):
-            found.add((m.headdim, m.dstate, heads))
-    return sorted(found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("headdim", "dstate", "heads"), distinct_models())
-def test_every_kernel_of_the_models(headdim: int, dstate: int, heads: int) -> None:
-    case = Case(
-        lengths=(5, 130), nheads=2 * heads, ngroups=2, headdim=headdim, dstate=dstate, pool=True, flags=True,
-        softplus=True, bias=True, D="head",
-    )  # fmt: skip
-    compare(build(case), (heads, heads))
-
-
 # Chunk states
 
 
@@ -340,28 +360,8 @@ def test_every_kernel_of_the_models(headdim: int, dstate: int, heads: int) -> No
 @pytest.mark.parametrize("chunk_size", [128, 384])
 def test_chunk_states(chunk_size: int) -> None:
     """After every chunk_size tokens of a sequence and after its last one; rows that no sequence has stay zero."""
-    lengths, chunk_tiles = (130, 0, 384, 1, 513), chunk_size // 128
-    case = Case(lengths=lengths, nheads=2, headdim=64, dstate=64, softplus=True, bias=True)
-    call = build(case)
-    o = call.operands
-    assert o.offsets is not None and o.initial is not None
-    rows = o.x.shape[1] // chunk_size + len(lengths)
-    states = torch.zeros(rows, 2, 64, 64)
-    run(call, HEADS, chunk_states=states, tiles=chunk_tiles)
-    row = 0
-    for s, length in enumerate(lengths):
-        begin = int(o.offsets[s])
-        for end in [*range(chunk_size, length, chunk_size), *([length] if length else [])]:
-            part = slice(begin, begin + end)
-            cut = o._replace(
-                x=o.x[:, part], dt=o.dt[:, part], B=o.B[:, part], C=o.C[:, part], offsets=None,
-                initial=o.initial[s : s + 1], final=torch.empty(1, 2, 64, 64),
-            )  # fmt: skip
-            (_, exact), (_, eager) = truths(call._replace(operands=cut))
-            assert exact is not None and eager is not None
-            check(states[row : row + 1], exact, eager)
-            row += 1
-    assert (states[row:] == 0).all()
+    case = Case(lengths=(130, 0, 384, 1, 513), nheads=2, headdim=64, dstate=64, softplus=True, bias=True)
+    compare(build(case), HEADS, chunk_tiles=chunk_size // Q)
 
 
 # Where tensors lie

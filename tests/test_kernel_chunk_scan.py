@@ -1,6 +1,14 @@
-"""chunk_scan alone: its resources from the machine code, its numbers and manners on the emulator."""
+"""chunk_scan alone: its resources from the machine code, its numbers and manners on the emulator.
+
+Axes of coverage: headdim, dstate, heads of an item, items of a tile, groups, dtypes of x and of the parameters, D, z,
+form of the decays and bias, rows or packed sequences with tails of any length, unused slots, pitch of the rows, CTAs.
+By default two cases, packed bf16 of 64 x 128 and fp16 of 80 x 128 with an odd number of heads. Slow ones have every
+headdim with every dstate, and every value of the other axes somewhere. Every two values of different axes meet in
+test_chunked.py, where the three kernels run one after the other.
+"""
 
 import mmap
+import re
 from typing import Any
 
 import pytest
@@ -9,21 +17,29 @@ from torch import Tensor
 
 import cute_ssd
 from cute_ssd.compile import compiled
-from cute_ssd.kernels.sm100.config import DSTATES, HEADDIMS, SHARED_BYTES, Q
-from cute_ssd.kernels.sm100.scan_layout import ScanLayout, scan_layout, special_functions
-from cute_ssd.machine_code import stack_frames
+from cute_ssd.kernels.sm100.config import DSTATES, HEADDIMS, SHARED_BYTES, TENSOR_COLUMNS, Q
+from cute_ssd.kernels.sm100.scan_layout import (
+    EPILOGUE_REGISTERS,
+    SEGSUM_REGISTERS,
+    THIN_REGISTERS,
+    THREADS,
+    ScanLayout,
+    scan_layout,
+    special_functions,
+)
+from cute_ssd.machine_code import resources, stack_frames
 
 from .kernels.chunk_scan import BF16, F16, Call, Case, build, expected
 
 pytest.importorskip("cutlass")
 
 NAN, INF = float("nan"), float("inf")
+REGISTERS = 65536  # of a multiprocessor
 SEEDS = (0, 1, 2)  # an eager, a late and a priority schedule
 
 PACKED = Case(lengths=(300, 1, 130), unused=1, softplus=True, bias=True, D="head", heads=4, ctas=2)
 LOG_DECAY = Case(headdim=64, dstate=64, heads=2, log_decay=True, seqlen=Q, limit=(0.0, INF))
 CASES = [PACKED, Case(headdim=80, dstate=128, heads=3, seqlen=129, dtype=F16, D="channel", z=True, ctas=2)]
-# Every pair of headdim, dstate, dtype, heads, D, z, form of the decays, tail and number of CTAs that may matter.
 MORE_CASES = [
     Case(headdim=32, dstate=64, heads=4, items=2, seqlen=129, D="head", softplus=True),
     Case(headdim=32, dstate=128, heads=8, seqlen=300, batch=2, ctas=1, parameters=BF16, dtype=F16),
@@ -211,12 +227,21 @@ def test_offsets_beyond_31_bits() -> None:
 
 @pytest.mark.parametrize("case", ALL, ids=text)
 def test_structure(case: Case) -> None:
-    """No spills; memory, tensor-core, TMA and MUFU instructions as scan_layout has them."""
+    """No spills; registers, memory, tensor-core, TMA and MUFU instructions as scan_layout has them."""
     call, layout = build(case), scan_layout(case.config)
     with cute_ssd.emulate("sm_100a", sanitize=False) as report:
         call()
-        found = stack_frames(compiled(case.config, "sm_100a").machine_code)
+        made = compiled(case.config, "sm_100a")
+    found = stack_frames(made.machine_code)
     assert found and not any(found.values())
+    # All threads start with as many as the machine code says; then each warpgroup takes what its role has.
+    assert resources(made.machine_code).registers * THREADS <= REGISTERS
+    budgets = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+);", made.ptx)]
+    assert sorted(budgets) == sorted([THIN_REGISTERS, SEGSUM_REGISTERS, EPILOGUE_REGISTERS])
+    assert 128 * (THIN_REGISTERS + 2 * SEGSUM_REGISTERS + EPILOGUE_REGISTERS) <= REGISTERS
+    (columns,) = re.findall(r"tcgen05\.alloc\S*\s+\[\S+\], (%r\d+);", made.ptx)
+    assert re.search(rf"mov\.b32\s+{columns}, {layout.tensor_columns};", made.ptx)
+    assert layout.tensor_columns <= TENSOR_COLUMNS
     (launch,) = report.launches
     assert launch.shared_bytes == layout.shared_bytes
     tiles = [valid for _, _, valid, _ in call.tiles()]

@@ -1,4 +1,11 @@
-"""chunk_state and state_passing: their resources from the machine code, their numbers and manners on the emulator."""
+"""chunk_state and state_passing: their resources from the machine code, their numbers and manners on the emulator.
+
+Axes of coverage: headdim, dstate, heads of an item, groups, dtypes of x, of the parameters, of what passes between
+tiles and of the states, rows or packed sequences, their lengths, the pool with its slots and flags, chunk states, form
+of the decays and bias, pitch of the rows, CTAs. By default `CASES`, in which every value of an axis occurs somewhere,
+each under one schedule. Slow ones have every headdim with every dstate, packed, under three schedules. Every two values
+of different axes meet in test_chunked.py, where the three kernels run one after the other.
+"""
 
 import re
 
@@ -15,6 +22,7 @@ from cute_ssd.kernels.sm100.config import (
     TENSOR_COLUMNS,
     state_special_functions,
 )
+from cute_ssd.kernels.sm100.state_passing import PIECES, RESIDENT, THREADS, VECTOR, StatePassingKernel
 from cute_ssd.machine_code import kernel_resources
 
 from .kernels.chunk_state import BF16, F16, F32, INF, OUTPUTS, Call, Case, bits, build, surroundings, tiles_of, verify
@@ -92,6 +100,41 @@ SLOW_CASES = [
 ]
 
 
+PASSING_KINDS = ("load global", "store global", "float x2", "shuffle", "special function")
+
+
+def passing_instructions(case: Case, call: Call) -> dict[str, int]:
+    """Warp instructions of state_passing. A thread has 16 elements of a state: loads of 8 of a tile, other accesses of
+    16 bytes, a multiply-add for two. A power of 2 and a load of decays are for as many tiles as are on their way."""
+    kernel = StatePassingKernel(case.config)
+    groups = max(1, min(case.num_seqs, RESIDENT * case.ctas // (kernel.blocks * case.nheads)))
+    found = dict.fromkeys(PASSING_KINDS, 0)
+    # What describes a sequence is read for each, and once more by those that share a head, behind their last one.
+    described = 2 * (call.offsets is not None) + (call.slots is not None) + (call.flags is not None)
+    found["load global"] = (case.num_seqs + groups) * described
+
+    def accesses(states: Tensor | None) -> int:
+        return 0 if states is None else PIECES * VECTOR * states.element_size() // 16
+
+    for s in range(case.num_seqs):
+        tiles = sum(tile.sequence == s for tile in tiles_of(case))
+        rounds, chunks = -(-tiles // kernel.ahead), -(-tiles // case.chunk_tiles) if case.chunk_tiles else 0
+        states = call.initial if call.initial is not None else call.final
+        live = call.slots is None or (states is not None and tiles > 0 and 0 <= int(call.slots[s]) < states.shape[0])
+        read = live and (call.flags is None or bool(call.flags[s]))
+        found["load global"] += tiles * PIECES + rounds + read * accesses(call.initial)
+        if call.chunk_states is not None and call.offsets is not None:  # the sum, over lanes, of the rows before
+            found["load global"] += 2 * -(-s // 32)
+            found["shuffle"] += 5
+        stored = tiles * accesses(call.incoming) + live * accesses(call.final) + chunks * accesses(call.chunk_states)
+        found["store global"] += stored
+        found["float x2"] += tiles * PIECES * VECTOR // 2
+        found["shuffle"] += tiles  # a decay from the lane that loaded it
+        found["special function"] += rounds
+    warps = kernel.blocks * case.nheads * THREADS // 32
+    return {kind: warps * count for kind, count in found.items()}
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_structure(case: Case) -> None:
     """No spills; shared and tensor memory, tensor-core, TMA and MUFU instructions as `config` has them."""
@@ -110,6 +153,7 @@ def test_structure(case: Case) -> None:
     assert state.shared_bytes == sizes.shared_bytes and not passing.shared_bytes
     tiles = [tile.valid for tile in tiles_of(case)]
     groups = case.nheads // case.heads
+    assert {kind: passing.instructions[kind] for kind in PASSING_KINDS} == passing_instructions(case, build(case))
     counts = state.instructions
     assert counts["tensor mma"] == groups * sum(map(sizes.mma_instructions, tiles))
     assert counts["tensor load"] == groups * sum(map(sizes.tma_instructions, tiles))

@@ -10,14 +10,15 @@ import torch
 import cute_ssd
 from cute_ssd import reference
 
-from .common import DTYPES, SHAPES, check, extras, inputs, truth_and_eager
+from .common import DTYPES, SHAPES, check, extras, fitting, inputs, truth_and_eager
 
 
+@pytest.mark.emulated_slowly("sm_100a:tiles", "sm_100a:tiles:1", "sm_100a:tiles:2")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("full", [False, True])
 def test_combined(device: str, shape: tuple[int, ...], dtype: torch.dtype, full: bool) -> None:
-    made = inputs(*shape, dtype=dtype, device=device)
+    made = inputs(*fitting(*shape), dtype=dtype, device=device)
     kwargs = extras(made, D_per_channel=shape[1] % 2 == 0) if full else {}
     y, final = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, return_final_states=True, **kwargs)
     assert y.dtype == dtype and y.is_contiguous()
@@ -35,6 +36,7 @@ def _pairs(made: dict[str, Any], kwargs: dict[str, Any]) -> list[Any]:
     return list(zip(true, eager, strict=True))
 
 
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 @pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=5)))
 def test_every_flag(device: str, flags: tuple[bool, ...]) -> None:
     made = inputs(2, 70, device=device)
@@ -45,10 +47,11 @@ def test_every_flag(device: str, flags: tuple[bool, ...]) -> None:
     check(y, *_pairs(made, kwargs)[0])
 
 
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ssd(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    made = inputs(*shape, dtype=dtype, device=device)
+    made = inputs(*fitting(*shape), dtype=dtype, device=device)
     x, B, C = made["x"], made["B"], made["C"]
     log_decay = (made["dt"] * made["A"]).transpose(1, 2).to(dtype)
     more = extras(made)
@@ -59,13 +62,15 @@ def test_ssd(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(final, *pairs[1])
 
 
-def test_mixed_float_dtypes(device: str) -> None:
-    """x decides; dt, A, D, dt_bias and states may be of any float dtype."""
+@pytest.mark.emulated_slowly("sm_100a:tiles")
+@pytest.mark.parametrize("other", [torch.float64, torch.float16])
+def test_mixed_float_dtypes(device: str, other: torch.dtype) -> None:
+    """x decides; dt, A, D, dt_bias and states may be of any float dtype (float64 on the CPU only)."""
     made = inputs(dtype=torch.bfloat16, device=device)
     kwargs = extras(made)
     made["dt"], made["A"] = made["dt"].bfloat16(), made["A"].half()
     kwargs.update(
-        D=kwargs["D"].double(), dt_bias=kwargs["dt_bias"].bfloat16(), initial_states=kwargs["initial_states"].half()
+        D=kwargs["D"].to(other), dt_bias=kwargs["dt_bias"].bfloat16(), initial_states=kwargs["initial_states"].half()
     )
     y, final = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, return_final_states=True, **kwargs)
     (y_true, y_eager), (f_true, f_eager) = _pairs(made, kwargs)
@@ -73,6 +78,7 @@ def test_mixed_float_dtypes(device: str) -> None:
     check(final, f_true, f_eager)
 
 
+@pytest.mark.emulated_slowly("sm_100a:tiles")
 @pytest.mark.parametrize("state_dtype", [None, *DTYPES])
 def test_state_dtype(device: str, state_dtype: torch.dtype | None) -> None:
     made = inputs(1, 90, device=device)
@@ -123,6 +129,7 @@ def test_seq_idx(device: str, full: bool) -> None:
 
 
 @pytest.mark.emulated("sm_100a", "sm_100a:tiles")
+@pytest.mark.emulated_slowly("sm_100a:tiles:1", "sm_100a:tiles:2")
 @pytest.mark.parametrize("bounds", [[0, 100], [0, 0, 37, 37, 100, 100], [0, 1, 2, 99], [0, 50, 80], [0, 0]])
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_cu_seqlens(device: str, bounds: list[int], with_ids: bool) -> None:
@@ -173,14 +180,15 @@ def test_no_and_one_token(device: str, seqlen: int) -> None:
     assert (zero == 0).all()
 
 
-def test_many_heads_in_blocks(device: str) -> None:
+@pytest.mark.emulated_slowly("sm_100a:tiles")
+@pytest.mark.parametrize(("nheads", "ngroups"), [(150, 1), (150, 2), (131, 1), (260, 130)])
+def test_many_heads_in_blocks(device: str, nheads: int, ngroups: int) -> None:
     """More heads than the backend works on at once, also when they do not divide evenly."""
-    for nheads, ngroups in [(150, 1), (150, 2), (131, 1), (260, 130)]:
-        made = inputs(1, 70, nheads, 2, ngroups, 4, device=device)
-        y, final = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, return_final_states=True)
-        (y_true, y_eager), (f_true, f_eager) = _pairs(made, {})
-        check(y, y_true, y_eager)
-        check(final, f_true, f_eager)
+    made = inputs(*fitting(1, 70, nheads, 2, ngroups, 4), device=device)
+    y, final = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, return_final_states=True)
+    (y_true, y_eager), (f_true, f_eager) = _pairs(made, {})
+    check(y, y_true, y_eager)
+    check(final, f_true, f_eager)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
