@@ -188,6 +188,36 @@ case(
     st.shared.u32 [%mine], %t; <<bar.warp.sync -1;>> xor.b32 %r2, %mine, 4; ld.shared.u32 %r9, [%r2];
     """,
 )
+HALVES = "setp.lt.u32 %p, %l, 16; mov.u32 %r3, 0xffff0000; @%p mov.u32 %r3, 0xffff;"
+SYNC_HALF = "bar.warp.sync %r3;"
+HEADS = "and.b32 %r4, %l, 15; setp.eq.u32 %p, %r4, 0;"
+case(
+    "lanes of half a warp",
+    f"""
+    {HALVES} {PUT} {SYNC_HALF} xor.b32 %r2, %mine, <<4||64>>; ld.shared.u32 %r9, [%r2];
+    """,
+)
+case(
+    "what half a warp did before it met",
+    f"""
+    {HALVES} {PUT} bar.warp.sync -1; <<{PUT} {SYNC_HALF}||{SYNC_HALF} {PUT}>> xor.b32 %r2, %mine, 4; ld.shared.u32
+    %r9, [%r2];
+    """,
+)
+case(
+    "from half a warp to the other by two lanes",
+    f"""
+    {HALVES} {PUT} {SYNC_HALF} sub.u32 %r4, %l, 15; setp.lt.u32 %p, %r4, 2; <<@%p bar.warp.sync 0x18000;>>
+    setp.eq.u32 %p, %l, 16; @%p ld.shared.u32 %r9, [%mine+-64];
+    """,
+)
+case(
+    "mbarrier of the elected lanes of half warps",
+    f"""
+    {init(4)} {HALVES} {PUT} {SYNC_HALF} {HEADS} <<@%p {arrive()}||@%lane0 mbarrier.arrive.shared.b64 _, [bar], 2;>>
+    {wait()} {GET}
+    """,
+)
 case(
     "a ring of many phases",
     f"""
@@ -257,6 +287,40 @@ case(
     {{ W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %q, [bar], 0; @!%q bra W; }} ld.shared.u32
     %r9, [%mine];
     """.replace(f"{PUT} bar.sync 0;", f"{PUT} {CLUSTER_SYNC}"),
+    ctas=2,
+)
+case(
+    "the scope of a remote arrival",
+    f"""
+    {init(65)} {PUT} {CLUSTER_SYNC} st.shared::cluster.u32 [%peer], %t; mov.u32 %r3, bar; mapa.shared::cluster.u32
+    %r3, %r3, %r2; mbarrier.arrive.release.<<cluster||cta>>.shared::cluster.b64 _, [%r3]; @%first {arrive()} {wait()}
+    ld.shared.u32 %r9, [%mine]; {CLUSTER_SYNC}
+    """,
+    ctas=2,
+)
+case(
+    "the memory of a CTA that has exited",
+    f"""
+    {PUT} {CLUSTER_SYNC} setp.eq.u32 %p, %rank, 1; @!%p st.shared::cluster.u32 [%peer], 1; <<{CLUSTER_SYNC}>>
+    """,
+    "exited CTA",
+    ctas=2,
+)
+case(
+    "the exit of a CTA after a relaxed arrival",
+    f"""
+    {PUT} {CLUSTER_SYNC} ld.shared::cluster.u32 %r9, [%peer]; barrier.cluster.arrive.relaxed; barrier.cluster.wait;
+    """,
+    (),
+    ctas=2,
+)
+case(
+    "an mbarrier of a CTA that has exited",
+    f"""
+    {init(64)} mov.u32 %r3, bar; mapa.shared::cluster.u32 %r3, %r3, %r2; setp.eq.u32 %p, %rank, 1; <<||@%p bra D;>>
+    {CLUSTER_SYNC} mbarrier.arrive.shared::cluster.b64 _, [%r3]; {CLUSTER_SYNC} D:
+    """,
+    "exited CTA",
     ctas=2,
 )
 case(
@@ -355,6 +419,19 @@ case(
     S; {store(256)} {DRAIN} S:
     """,
     ("race", "missing proxy fence"),
+)
+case(
+    "the fences of the elected lanes of half warps",
+    f"""
+    {init(4)} {HALVES} {PUT} {SYNC_HALF} {HEADS} <<@%p||@%lane0>> fence.proxy.async; @%p {arrive()} {wait()} @!%first
+    bra S; {store(256)} {DRAIN} S:
+    """,
+    "missing proxy fence",
+)
+case(
+    "the state space of a fence",
+    f"{PUT} fence.proxy.async<<.shared::cta||.global>>; bar.sync 0; @!%first bra S; {store(256)} {DRAIN} S:",
+    "missing proxy fence",
 )
 case(
     "the fences of the other lanes",
@@ -600,6 +677,19 @@ tensor(
     """,
     "single thread",
 )
+for name, instruction, commit in (
+    ("commit", COMMIT.format("+16"), ""),
+    ("cp", "tcgen05.cp.cta_group::1.128x256b [%tm], %da;", COMMIT.format("+16")),
+    ("shift", SHIFT, COMMIT.format("+16")),
+):
+    tensor(
+        f"one lane of a warp: {name}",
+        f"""
+        {PRODUCT} bar.sync 0; setp.ne.u32 %p, %w, 0; @%p bra NOT; @<<%first||!%p>> {instruction}
+        {commit and "@%first " + commit} NOT: bar.sync 0; {wait(2)}
+        """,
+        "single thread",
+    )
 tensor(
     "the issuer of a commit",
     f"""
@@ -920,6 +1010,125 @@ case(
     grid=4,
 )
 
+case(
+    "a flag whose scope is too small",
+    SHARED_WORD.format(
+        release="st.release.<<gpu||cta>>.global.u32 [%out0+8192], 1;",
+        acquire=SPIN.format(how=".acquire.<<gpu||cta>>"),
+    ),
+    "global race",
+    grid=2,
+)
+case(
+    "a flag by atomics of the cluster",
+    SHARED_WORD.format(
+        release="red.release.<<gpu||cluster>>.global.add.u32 [%out0+8192], 1;",
+        acquire=SPIN.replace("ld{how}.global.u32 %r3,", "atom.acquire.<<gpu||cluster>>.global.or.b32 %r3,").replace(
+            "8192];", "8192], 0;"
+        ),
+    ),
+    "global race",
+    grid=2,
+)
+case(
+    "atomics of the CTA",
+    """
+    @%first red.relaxed.<<gpu||cta>>.global.add.u32 [%out0+8000], 1;
+    """,
+    "global race",
+    grid=3,
+)
+case(
+    "a write after many releases",
+    """
+    @!%first bra D; setp.ne.u32 %p, %cta, 0; @%p bra R; mov.u32 %r3, 0; L: add.u32 %r3, %r3, 1; st.global.u32
+    [%out0+8000], %r3; st.release.gpu.global.u32 [%out0+8192], %r3; setp.lt.u32 %q, %r3, 600; @%q bra L;
+    <<||st.global.u32 [%out0+8000], 7;>> bra D; R: ld.acquire.gpu.global.u32 %r3, [%out0+8192]; setp.ne.u32 %p, %r3,
+    600; @%p bra R; ld.global.u32 %r9, [%out0+8000]; D:
+    """,
+    "global race",
+    grid=2,
+)
+case(
+    "several readers before a write",
+    f"""
+    @!%first bra D; setp.eq.u32 %p, %cta, 2; @%p bra W; ld.global.u32 %r9, [%out0+8000]; red.release.gpu.global.add.u32
+    [%out0+8192], 1; bra D; <<{SPIN.format(how=".acquire.gpu").replace("%r3, 1;", "%r3, 2;")}||W:
+    atom.acq_rel.gpu.global.add.u32 %r3, [%out0+12000], 1;>> st.global.u32 [%out0+8000], 1; D:
+    """,
+    "global race",
+    grid=3,
+)
+case(
+    "a write that another CTA read after its own reads",
+    """
+    @!%first bra D; ld.global.u32 %r9, [%out0+8000]; setp.ne.u32 %p, %cta, 0; @%p bra D; mov.u32 %r3, 0; L: add.u32 %r3,
+    %r3, 1; setp.lt.u32 %q, %r3, 4000000; @%q bra L; st.global.u32 [%out0+<<8004||8000>>], 1; D:
+    """,
+    "global race",
+    grid=2,
+)
+case(
+    "CTAs of a cluster",
+    f"""
+    setp.eq.u32 %p, %rank, 0; @%p st.global.u32 [%out0+8000], 7; <<{CLUSTER_SYNC}||bar.sync 0;>> @!%p ld.global.u32 %r9,
+    [%out0+8000];
+    """,
+    "global race",
+    ctas=2,
+)
+case(
+    "an mbarrier between CTAs of a cluster",
+    f"""
+    {init(1)} setp.eq.u32 %p, %rank, 0; @!%p bra R; @!%first bra D; st.global.u32 [%out0+8000], 7; mov.u32 %r3, bar;
+    mapa.shared::cluster.u32 %r3, %r3, %r2; mbarrier.arrive.<<release||relaxed>>.cluster.shared::cluster.b64 _, [%r3];
+    bra D; R: {wait()} ld.global.u32 %r9, [%out0+8000]; D: {CLUSTER_SYNC}
+    """,
+    "global race",
+    ctas=2,
+)
+case(
+    "a flag in a cluster",
+    SHARED_WORD.format(
+        release="st.release.<<cluster||cta>>.global.u32 [%out0+8192], 1;", acquire=SPIN.format(how=".acquire.cluster")
+    ),
+    "global race",
+    ctas=2,
+)
+case(
+    "a flag of the device in a cluster",
+    SHARED_WORD.format(
+        release="fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%out0+8192], 1;",
+        acquire=SPIN.format(how=".relaxed.gpu") + "fence.acq_rel.gpu;",
+    ),
+    (),
+    ctas=2,
+)
+case(
+    "a generic write before a bulk load",
+    f"""
+    {init(1)} setp.eq.u32 %p, %t, 40; @%p st.global.u32 [%out0+8192], 5;
+    <<fence.proxy.async;||fence.proxy.async.shared::cta;>> bar.sync 0; @!%first bra S; {expect(16)}
+    {load(16, source="%out0+8192")} S: {wait()} ld.shared.u32 %r9, [data];
+    """,
+    "missing proxy fence",
+)
+case(
+    "a bulk load before a generic write",
+    f"""
+    {init(1)} @%first {expect(16)} @%first {load(16, source="%out0+8192")} {wait()} @%first
+    st.global.u32 [%out0+8192], 5;
+    """,
+    (),
+)
+case(
+    "the end of a bulk store",
+    f"""
+    {PUT} fence.proxy.async; bar.sync 0; @!%first bra S; {store(256)} cp.async.bulk.wait_group<<||.read>> 0;
+    ld.global.u32 %r9, [%out0+128]; {DRAIN} S:
+    """,
+    "global race",
+)
 # ---- what correct kernels do ----------------------------------------------------------------------------------------
 
 case(
