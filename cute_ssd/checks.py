@@ -1,5 +1,6 @@
 """Checks of single arguments, each an error of one sentence: argument, value and expectation."""
 
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from .errors import DtypeError, ShapeError, UnsupportedError
 
 _INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _INDEX_DTYPES = (torch.int32, torch.int64, torch.uint32)
+# python's own types first: numpy's take a look-up in a registry.
+_INTEGERS: tuple[Any, ...] = (int, torch.SymInt, Integral)
+_NUMBERS: tuple[Any, ...] = (int, float, Real)
 
 Names = tuple[str, ...]
 Sizes = tuple[int | None, ...]
@@ -28,7 +32,7 @@ def require_types(
         if value is not None and not isinstance(value, Tensor):
             raise DtypeError(f"{name} is {_kind(value)}, expected a torch tensor or None; pass {name} as a tensor.")
     for name, value in (integers or {}).items():
-        if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+        if not isinstance(value, _INTEGERS) or isinstance(value, bool):
             raise DtypeError(f"{name} is {_kind(value)}, expected an integer; pass {name} as an int.")
         if not isinstance(value, torch.SymInt) and abs(value) >= 2**63:
             raise ShapeError(f"{name} is {value}, expected an integer of 64 bits; pass a smaller one.")
@@ -43,7 +47,7 @@ def bounds(dt_limit: Any) -> tuple[float, float]:
             f"dt_limit is {dt_limit!r}, expected two numbers (low, high); pass (0.0, float('inf')) for none."
         )
     for bound in dt_limit:
-        if not isinstance(bound, (int, float)):
+        if not isinstance(bound, _NUMBERS):
             raise DtypeError(f"dt_limit has {_kind(bound)}, expected two numbers (low, high); pass floats.")
     if not dt_limit[0] <= dt_limit[1]:
         raise ShapeError(f"dt_limit is {dt_limit}, expected (low, high) with low <= high; swap or correct the bounds.")
@@ -73,6 +77,15 @@ def floating(name: str, tensor: Tensor, x: Tensor, axes: Names, sizes: Sizes) ->
     shape(name, tensor, axes, sizes)
 
 
+def one_of_ranks(name: str, tensor: Tensor, x: Tensor, axes: Names, sizes: Sizes, ranks: tuple[int, ...]) -> None:
+    """`floating`, of the first of `axes`: as many as one of `ranks`."""
+    rank = tensor.ndim
+    if rank not in ranks:
+        shapes = " or ".join(f"{rank} ({_expected(axes[:rank], sizes[:rank])})" for rank in ranks)
+        raise ShapeError(f"{name} has {rank} dimensions {tuple(tensor.shape)}, expected {shapes}; reshape {name}.")
+    floating(name, tensor, x, axes[:rank], sizes[:rank])
+
+
 def index(name: str, tensor: Tensor, x: Tensor, axes: Names, sizes: Sizes) -> None:
     same_device(name, tensor, x)
     if tensor.dtype not in _INDEX_DTYPES:
@@ -95,18 +108,21 @@ def shape(name: str, tensor: Tensor, axes: Names, sizes: Sizes) -> None:
     if found == sizes:
         return
 
-    def expected() -> str:
-        return ", ".join(axis if size is None else f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
-
     if len(found) != len(axes):
         raise ShapeError(
-            f"{name} has {len(found)} dimensions {tuple(found)}, expected {len(axes)} ({expected()}); reshape {name}."
+            f"{name} has {len(found)} dimensions {tuple(found)}, expected {len(axes)} ({_expected(axes, sizes)}); "
+            f"reshape {name}."
         )
     for axis, (got, size) in enumerate(zip(found, sizes, strict=True)):
         if size is not None and got != size:
             raise ShapeError(
-                f"{name} has {axes[axis]} (axis {axis}) {got}, expected {size}; pass {name} of shape ({expected()})."
+                f"{name} has {axes[axis]} (axis {axis}) {got}, expected {size}; "
+                f"pass {name} of shape ({_expected(axes, sizes)})."
             )
+
+
+def _expected(axes: Names, sizes: Sizes) -> str:
+    return ", ".join(axis if size is None else f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
 
 
 def like_x(name: str, tensor: Tensor, x: Tensor) -> None:

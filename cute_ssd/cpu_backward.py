@@ -129,19 +129,21 @@ def _backward_of_step(
     by_group = (K, n, G, H // G, Q, Q)
     scores = tiles.scores[:, :, :, None]  # of all heads of a group
     dscores = dmixed.view(by_group).sum(3)
-    # Each term's share of d dA_cumsum[i] - d dA_cumsum[j].
-    decayed = (dmixed.view(by_group) * scores).view(K, n, H, Q, Q)
-    dcumsum = decayed.sum(-1) - decayed.sum(-2)
+    # What token i has of token j went through the decays of tokens j + 1 to i: that of token t has the sum over
+    # j < t <= i. Sums of rows and columns would do with less, but their differences keep no digit of the small
+    # gradients beside a large step.
+    decayed = (dmixed.view(by_group) * scores).view(-1, Q)
+    earlier = torch.ones(Q, Q, dtype=g.dtype).triu_(1)
+    dA = torch.mm(decayed, earlier).view(K, n, H, Q, Q).tril_().sum(-2)
     mixed = tiles.decay.view(by_group) * scores
     ddx = torch.bmm(mixed.view(-1, Q, Q).transpose(1, 2), g.view(-1, Q, P)).view(K, n, H, Q, P)
     dB, dC = dscores.transpose(3, 4) @ tiles.C, dscores @ tiles.B
-    dstate = _state_backward(tiles, state, g, dstate, dcumsum, ddx, dB, dC, workspace)
+    dstate = _state_backward(tiles, state, g, dstate, dA, ddx, dB, dC, workspace)
 
     grads.B[where] = _tokens(dB, tiles)
     grads.C[where] = _tokens(dC, tiles)
     dx = ddx if tiles.dt is None else ddx * tiles.dt[..., None]
     grads.x[where] += _tokens(dx, tiles)
-    dA = dcumsum.double().flip(3).cumsum(3).flip(3).to(inputs.dtype)
     _decay_backward(inputs, where, tiles, dA, (ddx * tiles.x).sum(-1), grads)
     return dstate
 
@@ -151,13 +153,13 @@ def _state_backward(
     state: Tensor | None,
     g: Tensor,
     dstate: Tensor | None,
-    dcumsum: Tensor,
+    dA: Tensor,
     ddx: Tensor,
     dB: Tensor,
     dC: Tensor,
     workspace: Workspace,
 ) -> Tensor:
-    """What passes through the states: adds to dcumsum, ddx (K, n, H, Q, ...), dB, dC (K, n, G, Q, N)."""
+    """What passes through the states: adds to dA, ddx (K, n, H, Q, ...), dB, dC (K, n, G, Q, N)."""
     K, n, H, Q, P = g.shape
     G, N = tiles.B.shape[2], tiles.B.shape[4]
     before: list[Tensor | None] = []
@@ -173,8 +175,7 @@ def _state_backward(
         from_next = from_next.transpose(2, 3).reshape(n, H, Q, P) * tiles.to_end[k, ..., None]
         share = (from_next * tiles.dx[k]).sum(-1)
         ddx[k] += from_next
-        dcumsum[k] -= share
-        dcumsum[k, ..., -1] += share.sum(-1)
+        dA[k, ..., 1:] += share[..., :-1].cumsum(-1)  # through the decays of the tokens behind it
         weighted = _columns(tiles.dx[k] * tiles.to_end[k, ..., None], G)
         dB[k] += torch.bmm(weighted, dstate.view(n * G, -1, N)).view(n, G, Q, N)
         # What the state before the tile gives to its tokens and to the state after it.
@@ -183,8 +184,9 @@ def _state_backward(
         if old is not None:
             flat = old.view(n * G, -1, N)
             y_off = torch.bmm(C, flat.transpose(1, 2))
-            dcumsum[k] += (decayed * y_off).view(n, G, Q, H // G, P).sum(-1).transpose(2, 3).reshape(n, H, Q)
-            dcumsum[k, ..., -1] += (dstate * old).sum((-1, -2)) * keep
+            share = (decayed * y_off).view(n, G, Q, H // G, P).sum(-1).transpose(2, 3).reshape(n, H, Q)
+            share[..., -1] += (dstate * old).sum((-1, -2)) * keep
+            dA[k] += share.flip(-1).cumsum(-1).flip(-1)  # through the decays up to it
             dC[k] += torch.bmm(decayed, flat).view(n, G, Q, N)
         dstate = (
             (dstate * keep[..., None, None]).view(n * G, -1, N).baddbmm_(decayed.transpose(1, 2), C).view(n, H, P, N)

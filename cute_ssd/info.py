@@ -1,5 +1,6 @@
 """What is installed and what it can run, also where parts of it are broken: imports nothing at the top that can be."""
 
+import importlib
 import os
 import platform
 import subprocess
@@ -9,17 +10,19 @@ from typing import Any
 
 from . import __version__
 
+# What launches a kernel.
+LAUNCHING = (("cutlass", "nvidia-cutlass-dsl"), ("tvm_ffi", "apache-tvm-ffi"))
 # Module, distribution, and whether it is a dependency or only something that `cute_ssd` works with.
 PACKAGES = (
     ("torch", "torch", True),
-    ("cutlass", "nvidia-cutlass-dsl", True),
+    *((module, distribution, True) for module, distribution in LAUNCHING),
     ("numpy", "numpy", True),
     ("nvtx", "nvtx", True),
     ("tqdm", "tqdm", True),
     ("transformers", "transformers", False),
 )
-# The package reads none of its own; these of OpenMP and CUDA decide what torch runs on.
-ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
+# The package reads the cache's place and a C compiler, torch the others: what it runs on and how its threads wait.
+ENVIRONMENT = ("XDG_CACHE_HOME", "CC", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
 
 
 def describe() -> dict[str, Any]:
@@ -29,7 +32,7 @@ def describe() -> dict[str, Any]:
         "cute_ssd": __version__,
         "python": platform.python_version(),
         "packages": packages,
-        "backends": _backends(packages["torch"]["status"]),
+        "backends": _backends({name: package["status"] for name, package in packages.items()}),
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
     }
 
@@ -38,33 +41,33 @@ def _packages() -> dict[str, dict[str, str | None]]:
     """Version and state of each package: "ok", "not installed" or "broken: <error>". They are imported in processes
     of their own, so that one that crashes takes nothing with it, and all at once, since each may take seconds."""
     tries = {
-        module: subprocess.Popen(
+        distribution: subprocess.Popen(
             [sys.executable, "-c", f"import {module}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        for module, _, _ in PACKAGES
+        for module, distribution, _ in PACKAGES
     }
     found: dict[str, dict[str, str | None]] = {}
     for module, distribution, needed in PACKAGES:
-        _, stderr = tries[module].communicate()
+        _, stderr = tries[distribution].communicate()
         try:
             installed = version(distribution)
         except PackageNotFoundError:
             installed = None
-        if tries[module].returncode == 0:
+        if tries[distribution].returncode == 0:
             status = "ok"
         elif installed is None and f"No module named '{module}'" in stderr:
             status = "not installed" + ("" if needed else " (optional)")
         else:
-            lines = stderr.strip().splitlines() or [f"import ended with exit code {tries[module].returncode}"]
+            lines = stderr.strip().splitlines() or [f"import ended with exit code {tries[distribution].returncode}"]
             status = f"broken: {lines[-1]}"
         found[distribution] = {"version": installed, "status": status}
     return found
 
 
-def _backends(torch_status: str | None) -> list[dict[str, str]]:
-    """The devices there are and whether a scan runs on them."""
-    if torch_status != "ok":
-        return [{"device": "cpu", "name": platform.machine(), "status": f"unavailable: torch is {torch_status}"}]
+def _backends(packages: dict[str, str | None]) -> list[dict[str, str]]:
+    """The devices there are and whether a scan runs on them, with packages in these states."""
+    if packages["torch"] != "ok":
+        return [{"device": "cpu", "name": platform.machine(), "status": f"unavailable: torch is {packages['torch']}"}]
     try:
         import torch
 
@@ -74,7 +77,10 @@ def _backends(torch_status: str | None) -> list[dict[str, str]]:
             {"device": "cpu", "name": f"{platform.machine()}, {torch.get_num_threads()} threads", "status": "ok"}
         ]
         for index in range(torch.cuda.device_count()):
-            reason = unsupported(f"cuda:{index}")
+            reason = _refused(f"cuda:{index}")
+            for _, package in LAUNCHING:
+                if reason is None and packages[package] != "ok":
+                    reason = f"unavailable: {package} is {packages[package]}"
             name = torch.cuda.get_device_name(index)
             backends.append({"device": f"cuda:{index}", "name": name, "status": reason or "ok"})
     except Exception as error:
@@ -83,7 +89,19 @@ def _backends(torch_status: str | None) -> list[dict[str, str]]:
 
 
 def unsupported(device: str) -> str | None:
-    """Why the scan of the public suite cannot run on this device, None where it can."""
+    """Why the scan of the public suite cannot run on this GPU, None where it can. Imports what launches kernels."""
+    if (reason := _refused(device)) is not None:
+        return reason
+    for module, package in LAUNCHING:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            return f"{package} is broken: {type(error).__name__}: {error}"
+    return None
+
+
+def _refused(device: str) -> str | None:
+    """Why no plan runs the scan of the public suite on this device, None where one does."""
     import torch
 
     from .device import Device
@@ -106,6 +124,6 @@ def text(described: dict[str, Any]) -> str:
         lines.append(f"  {name:<20} {package['version'] or '-':<14} {package['status']}")
     lines.append("backends")
     lines += [f"  {b['device']:<8} {b['name']}: {b['status']}" for b in described["backends"]]
-    lines.append("environment (cute_ssd reads none of its own)")
+    lines.append("environment")
     lines += [f"  {name} = {'unset' if value is None else value}" for name, value in described["environment"].items()]
     return "\n".join(lines)

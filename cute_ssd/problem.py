@@ -248,14 +248,11 @@ def state_update(
     slots, first = (batch, "batch") if state_batch_indices is None else (None, "num_slots")
     checks.floating("state", state, x, (first, *_STATE), (slots, nheads, headdim, dstate))
     checks.writable("state", state)
-    rank = 2 if dt.ndim == 2 else 3
-    checks.floating("dt", dt, x, ("batch", *_HEAD)[:rank], (batch, nheads, headdim)[:rank])
-    rank = 1 if A.ndim == 1 else 3
-    checks.floating("A", A, x, _STATE[:rank], (nheads, headdim, dstate)[:rank])
+    checks.one_of_ranks("dt", dt, x, ("batch", *_HEAD), (batch, nheads, headdim), (2, 3))
+    checks.one_of_ranks("A", A, x, _STATE, (nheads, headdim, dstate), (1, 3))
     for name, tensor in (("D", D), ("dt_bias", dt_bias)):
         if tensor is not None:
-            rank = 1 if tensor.ndim == 1 else 2
-            checks.floating(name, tensor, x, _HEAD[:rank], (nheads, headdim)[:rank])
+            checks.one_of_ranks(name, tensor, x, _HEAD, (nheads, headdim), (1, 2))
     if z is not None:
         checks.like_x("z", z, x)
     if state_batch_indices is not None:
@@ -456,8 +453,7 @@ def _discretisation(
 
 def _skip_and_gate(x: Tensor, D: Tensor | None, z: Tensor | None, head: tuple[int, int]) -> None:
     if D is not None:
-        rank = 1 if D.ndim == 1 else 2
-        checks.floating("D", D, x, _HEAD[:rank], head[:rank])
+        checks.one_of_ranks("D", D, x, _HEAD, head, (1, 2))
     if z is not None:
         checks.like_x("z", z, x)
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,15 @@ def test_check_refuses_what_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "device is cuda, but torch finds no CUDA device; pass --device cpu.\n"
 
 
+@pytest.mark.parametrize("given", [["--arch", "sm_90a", "--sanitize"], ["--arch", "sm_100a"], ["--sanitize"]])
+def test_check_takes_options_of_the_emulator_with_it_only(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--device", "cpu"]):
+        assert main(["check", *given, *more]) == 2
+        captured = capsys.readouterr()
+        assert captured.err == f"{given[0]} is of the emulated GPU, but --emulate is not given; add --emulate.\n"
+        assert not captured.out
+
+
 def test_check_as_a_user_starts_it() -> None:
     done = started("check", "--case", "3", "--json")
     assert done.returncode == 0 and done.stderr == ""
@@ -163,7 +173,9 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     described = json.loads(capsys.readouterr().out)
     assert described["cute_ssd"] == cute_ssd.__version__
     assert described["packages"]["torch"] == {"version": torch.__version__, "status": "ok"}
-    assert {"nvidia-cutlass-dsl", "numpy", "nvtx", "tqdm"} <= set(described["packages"])
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needed = {distribution for _, distribution, needed in info.PACKAGES if needed}
+    assert needed == {re.split(r"[^\w-]", requirement)[0] for requirement in declared} <= set(described["packages"])
     cpu = described["backends"][0]
     assert cpu["device"] == "cpu" and cpu["status"] == "ok" and f"{torch.get_num_threads()} threads" in cpu["name"]
 
@@ -171,7 +183,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares the seconds that importing each package in a process of its own takes."""
-    monkeypatch.setattr(info, "PACKAGES", (("json", "torch", True),))
+    monkeypatch.setattr(info, "PACKAGES", [("json", distribution, needed) for _, distribution, needed in info.PACKAGES])
 
 
 @pytest.mark.usefixtures("no_packages")
@@ -196,6 +208,44 @@ def test_info_lists_each_gpu_and_why_it_is_not_used(
     _, first, second = json.loads(capsys.readouterr().out)["backends"]
     assert first["name"] == "GPU 0" and first["status"] == "ok"
     assert second["device"] == "cuda:1" and "(sm_101a)" in second["status"]
+
+
+@pytest.mark.parametrize("module, distribution", [("cutlass", "nvidia-cutlass-dsl"), ("tvm_ffi", "apache-tvm-ffi")])
+def test_info_does_not_promise_a_gpu_without_what_launches(
+    module: str, distribution: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [("json", name, needed) for _, name, needed in info.PACKAGES if name != distribution]
+    monkeypatch.setattr(info, "PACKAGES", [*others, ("json.no_such_module", distribution, True)])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA B200")
+    assert main(["info", "--json"]) == 0
+    cpu, gpu = json.loads(capsys.readouterr().out)["backends"]
+    assert cpu["status"] == "ok"
+    assert gpu["status"].startswith(f"unavailable: {distribution} is broken: ModuleNotFoundError")
+    monkeypatch.setitem(sys.modules, module, None)
+    device, note = suite.best_device()
+    assert device == "cpu" and note.startswith(
+        f"NVIDIA B200 is not used: {distribution} is broken: ModuleNotFoundError"
+    )
+
+
+def test_the_environment_that_is_read() -> None:
+    """What the sources read is what `info` shows and the README lists; the rest of both is torch's."""
+    read = set()
+    for source in (ROOT / "cute_ssd").rglob("*"):
+        if source.suffix in (".py", ".c", ".h", ".cpp"):
+            text = source.read_text()
+            names = re.findall(r"(?:environ\.\w+\(|environ\[|getenv\()\s*[\"'](\w+)[\"']", text)
+            # of a name that is not written there: info shows its own list
+            assert len(names) + text.count("environ.get(name)") == len(re.findall(r"environ\b[.\[]|getenv\(", text)), (
+                source
+            )
+            read |= set(names)
+    section = (ROOT / "README.md").read_text().split("## Environment variables")[1]
+    assert {"XDG_CACHE_HOME", "CC"} <= read <= set(info.ENVIRONMENT)
+    assert set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)(?:=\w+)?`", section)) == set(info.ENVIRONMENT)
 
 
 def test_info_works_with_broken_parts(tmp_path: Path) -> None:
@@ -298,6 +348,8 @@ def test_compile_refuses_in_one_sentence(
         (["--arch", "sm_1"], "arch is 'sm_1', expected 'cpu' or one of"),
         (["--ngroups", "3"], "ngroups (axis 2) 3, expected a divisor of nheads 16"),
         (["--headdim", "-64"], "headdim is -64, expected"),
+        (["--nheads", "99999999999999"], "sizes make a tensor of shape (1, 2048, 99999999999999, 64), expected less"),
+        (["--batch", "99999999999999999999", "--seqlen", "0"], "expected less than 2^63 bytes"),
     ],
 )
 def test_explain_refuses_in_one_sentence(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cute_ssd
-from cute_ssd import ShapeError, UnsupportedError
+from cute_ssd import DtypeError, ShapeError, UnsupportedError
 from cute_ssd.compat import mamba_ssm, vllm
 
 # The parameter lists of state-spaces/mamba 2.3.2 and of vLLM's main branch in mid 2026.
@@ -247,6 +247,11 @@ def test_vllm_scan_is_our_packed_scan(state_dtype: torch.dtype | None) -> None:
             "no boundary at 20|ends at 21",
         ),
         ({"cu_seqlens": torch.tensor([0, 20, 40])}, "no boundary at 40|ends at 40"),
+        ({"cu_seqlens": torch.tensor([[0, 20, 32]])}, "cu_seqlens has 2 dimensions"),
+        ({"cu_seqlens": torch.tensor(32)}, "cu_seqlens has 0 dimensions"),
+        ({"cu_chunk_seqlens": torch.tensor([[0, 20, 32]])}, "cu_chunk_seqlens has 2 dimensions"),
+        ({"last_chunk_indices": torch.tensor([[2, 4]]), "cu_seqlens": None}, "last_chunk_indices has 2 dimensions"),
+        ({"seq_idx": torch.tensor([[0, 0, 0, 1, 1]])}, "seq_idx has 2 dimensions"),
     ],
 )
 def test_vllm_scan_refuses_contradictions(changes: dict[str, Any], message: str) -> None:
@@ -256,6 +261,18 @@ def test_vllm_scan_refuses_contradictions(changes: dict[str, Any], message: str)
     arguments = {"chunk_size": 8, "cu_seqlens": offsets(lengths), **metadata(lengths, 8), "out": out, **made, **changes}
     with pytest.raises(ShapeError, match=message):
         vllm.mamba_chunk_scan_combined_varlen(**arguments)
+    assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "cu_chunk_seqlens", "last_chunk_indices", "seq_idx"])
+def test_vllm_scan_refuses_other_types(name: str) -> None:
+    lengths = [20, 12]
+    made = packed(lengths)
+    arguments = {"chunk_size": 8, "cu_seqlens": offsets(lengths), **metadata(lengths, 8), **made}
+    arguments["out"] = out = torch.full_like(made["x"], 7.0)
+    for value, message in (([0, 20], "is a list, expected a torch tensor"), (arguments[name].float(), "is float32")):
+        with pytest.raises(DtypeError, match=f"^{name} {message}"):
+            vllm.mamba_chunk_scan_combined_varlen(**{**arguments, name: value})
     assert (out == 7.0).all()
 
 
@@ -330,6 +347,13 @@ def test_vllm_step_writes_elsewhere() -> None:
         ({"dst_state_batch_indices": torch.tensor([1, 1, 2])}, ShapeError, r"dst_state_batch_indices\[1\] is 1"),
         ({"dst_state_batch_indices": torch.tensor([1, 9, 2])}, ShapeError, r"dst_state_batch_indices\[1\] is 9"),
         ({"state_batch_indices": torch.tensor([1, 9, 2])}, ShapeError, r"state_batch_indices\[1\] is 9"),
+        ({"state_batch_indices": torch.tensor([1, 2])}, ShapeError, r"^state_batch_indices has batch \(axis 0\) 2"),
+        ({"state_batch_indices": torch.tensor(1)}, ShapeError, "^state_batch_indices has 0 dimensions"),
+        ({"dst_state_batch_indices": torch.tensor([2])}, ShapeError, r"dst_state_batch_indices has batch \(axis 0\) 1"),
+        ({"dst_state_batch_indices": torch.tensor(2)}, ShapeError, "dst_state_batch_indices has 0 dimensions"),
+        ({"dst_state_batch_indices": torch.tensor([4.0, 5.0, 0.0])}, DtypeError, "dst_state_batch_indices is float32"),
+        ({"dst_state_batch_indices": [4, 5, 0]}, DtypeError, "dst_state_batch_indices is a list"),
+        ({"state_batch_indices": [1, 2, 3]}, DtypeError, "state_batch_indices is a list"),
     ],
 )
 def test_vllm_step_refuses(changes: dict[str, Any], error: type[Exception], message: str) -> None:

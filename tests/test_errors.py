@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -46,6 +47,12 @@ BAD: list[tuple[Callable[..., None], dict[str, Any], type[Exception], str]] = [
     (scan, {"C": torch.zeros(2, 20, 1, 16)}, ShapeError, r"C has ngroups \(axis 2\) 1"),
     (scan, {"D": torch.zeros(4, 9)}, ShapeError, r"D has headdim \(axis 1\) 9"),
     (scan, {"D": torch.zeros(3)}, ShapeError, r"D has nheads \(axis 0\) 3"),
+    (
+        scan,
+        {"D": torch.tensor(1.0)},
+        ShapeError,
+        r"D has 0 dimensions \(\), expected 1 \(nheads=4\) or 2 \(nheads=4, headdim=8\)",
+    ),
     (scan, {"z": torch.zeros(2, 20, 4, 9)}, ShapeError, "z has shape"),
     (scan, {"dt_bias": torch.zeros(3)}, ShapeError, "dt_bias has nheads"),
     (scan, {"initial_states": torch.zeros(1, 4, 8, 16)}, ShapeError, r"initial_states has batch \(axis 0\) 1"),
@@ -74,6 +81,10 @@ BAD: list[tuple[Callable[..., None], dict[str, Any], type[Exception], str]] = [
     (ssd, {"log_decay": None}, DtypeError, "log_decay is None"),
     (scan, {"chunk_size": 1.5}, DtypeError, "chunk_size is a float, expected an integer"),
     (scan, {"chunk_size": None}, DtypeError, "chunk_size is None"),
+    (scan, {"chunk_size": numpy.float32(64)}, DtypeError, "chunk_size is a float32, expected an integer"),
+    (scan, {"chunk_size": numpy.bool_(True)}, DtypeError, "chunk_size is a bool"),
+    (scan, {"chunk_size": numpy.int64(0)}, ShapeError, "chunk_size is 0"),
+    (scan, {"dt_limit": (numpy.complex64(0), 1.0)}, DtypeError, "dt_limit has a complex64"),
     (scan, {"chunk_size": 2**70}, ShapeError, "64 bits"),
     (scan, {"state_dtype": "float32"}, DtypeError, "state_dtype is a str"),
     # dtypes
@@ -85,8 +96,17 @@ BAD: list[tuple[Callable[..., None], dict[str, Any], type[Exception], str]] = [
     (scan, {"A": torch.zeros(4, dtype=torch.bool)}, DtypeError, "A is bool"),
     (scan, {"seq_idx": torch.zeros(2, 20)}, DtypeError, "seq_idx is float32"),
     (scan, {"state_dtype": torch.int32}, DtypeError, "state_dtype is int32"),
+    # layouts
+    (scan, {"x": torch.zeros(2, 20, 4, 8).to_sparse()}, ShapeError, r"x has layout torch.sparse_coo.*x\.to_dense\(\)"),
+    (scan, {"B": torch.zeros(2, 20, 2, 16).to_sparse()}, ShapeError, "B has layout torch.sparse_coo"),
+    (ssd, {"log_decay": torch.zeros(2, 4, 20).to_sparse()}, ShapeError, "log_decay has layout torch.sparse_coo"),
     # devices
     (scan, {"A": torch.zeros(4, device="meta")}, ShapeError, "A is on meta, expected cpu"),
+    (scan, {"B": torch.zeros(2, 20, 2, 16, device="meta")}, ShapeError, "B is on meta, expected cpu"),
+    (scan, {"D": torch.zeros(4, device="meta")}, ShapeError, "D is on meta, expected cpu"),
+    (scan, {"x": torch.zeros(2, 20, 4, 8, device="meta")}, ShapeError, "B is on cpu, expected meta"),
+    (scan, {"initial_states": torch.zeros(2, 4, 8, 16, device="meta")}, ShapeError, "initial_states is on meta"),
+    (one_row, {"cu_seqlens": ints(0, 20).to("meta")}, ShapeError, "cu_seqlens is on meta"),
     # offsets and ids
     (scan, {"cu_seqlens": ints(0, 20)}, ShapeError, r"batch \(axis 0\) 2, expected 1"),
     (one_row, {"return_varlen_states": True}, ShapeError, "cu_seqlens is None"),
@@ -153,6 +173,13 @@ BAD_PREFILL: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"out": torch.zeros(20, 4, 16)[..., ::2]}, ShapeError, "out has strides"),
     ({"z": torch.zeros(20, 4)}, ShapeError, "z has shape"),
     ({"query_start_loc": None}, DtypeError, "query_start_loc is None"),
+    ({"B": torch.zeros(20, 2, 16, device="meta")}, ShapeError, "B is on meta, expected cpu"),
+    ({"D": torch.zeros(4, device="meta")}, ShapeError, "D is on meta, expected cpu"),
+    ({"out": torch.zeros(20, 4, 8, device="meta")}, ShapeError, "out is on meta, expected cpu"),
+    ({"ssm_pool": torch.zeros(4, 4, 8, 16, device="meta")}, ShapeError, "ssm_pool is on meta, expected cpu"),
+    ({"query_start_loc": ints(0, 8, 20).to("meta")}, ShapeError, "query_start_loc is on meta, expected cpu"),
+    ({"cache_indices": ints(3, 0).to("meta")}, ShapeError, "cache_indices is on meta, expected cpu"),
+    ({"x": torch.zeros(20, 4, 8).to_sparse(), "out": None}, ShapeError, "x has layout torch.sparse_coo"),
     ({"pad_slot_id": None}, DtypeError, "pad_slot_id is None"),
     ({"ssm_pool": torch.zeros(3000).as_strided((4, 4, 8, 16), (256, 128, 16, 1))}, ShapeError, "ssm_pool has strides"),
 ]
@@ -178,6 +205,28 @@ def test_out_that_shares_memory(device: str) -> None:
         cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "x": buffer[:20], "out": buffer[10:]})
     buffer = torch.randn(40, 4, 8)
     cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "x": buffer[:20], "out": buffer[20:]})
+
+
+@pytest.mark.parametrize("num_seqs", [1, 3])
+def test_initial_states_of_another_number_of_sequences(num_seqs: int) -> None:
+    arguments, _, out = prefill(initial_states=torch.zeros(num_seqs, 4, 8, 16))
+    for name in ("ssm_pool", "cache_indices", "has_initial_state"):
+        del arguments[name]
+    message = rf"initial_states has num_seqs \(axis 0\) {num_seqs}, expected 2"
+    with pytest.raises(ShapeError, match=message) as caught:
+        cute_ssd.mamba_chunk_scan_varlen(**arguments)
+    one_sentence(caught.value)
+    assert (out == 5).all()
+
+
+def test_numbers_of_numpy() -> None:
+    made = inputs(2, 20)
+    want = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=64, dt_limit=(0.0, 0.0625))
+    limit = (numpy.float32(0.0), numpy.float64(0.0625))
+    got = cute_ssd.mamba_chunk_scan_combined(**made, chunk_size=numpy.int32(64), dt_limit=limit)
+    assert torch.equal(got, want)
+    arguments, _, out = prefill(chunk_size=numpy.int64(64), pad_slot_id=numpy.int32(-1))
+    assert cute_ssd.mamba_chunk_scan_varlen_inplace(**arguments) is out
 
 
 BAD_CHUNKS = [
@@ -214,6 +263,18 @@ BAD_DECODE: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"state": torch.zeros(3, 4, 8, 16, dtype=torch.int32)}, DtypeError, "state is int32"),
     ({"C": torch.zeros(3, 2, 16).bfloat16()}, DtypeError, "C is bfloat16"),
     ({"C": None}, DtypeError, "C is None"),
+    ({"D": torch.tensor(1.0)}, ShapeError, r"D has 0 dimensions .* 1 \(nheads=4\) or 2 \(nheads=4, headdim=8\)"),
+    (
+        {"dt": torch.zeros(3)},
+        ShapeError,
+        r"dt has 1 dim.* 2 \(batch=3, nheads=4\) or 3 \(batch=3, nheads=4, headdim=8\)",
+    ),
+    ({"B": torch.zeros(3, 2, 16, device="meta")}, ShapeError, "B is on meta, expected cpu"),
+    ({"D": torch.zeros(4, device="meta")}, ShapeError, "D is on meta, expected cpu"),
+    ({"state": torch.zeros(3, 4, 8, 16, device="meta")}, ShapeError, "state is on meta, expected cpu"),
+    ({"out": torch.zeros(3, 4, 8, device="meta")}, ShapeError, "out is on meta, expected cpu"),
+    ({"state_batch_indices": ints(0, 1, 2).to("meta")}, ShapeError, "state_batch_indices is on meta, expected cpu"),
+    ({"state": torch.zeros(3, 4, 8, 16).to_sparse()}, ShapeError, "state has layout torch.sparse_coo"),
     ({"state": torch.zeros(3, 8, 16)}, ShapeError, "x has 3 dimensions .* without heads"),
 ]
 

@@ -63,7 +63,7 @@ def test_every_function_is_described() -> None:
 
 
 def test_named_files_exist() -> None:
-    for name in set(re.findall(r"\b\w+\.py\b", README)) - {"script.py", "mamba2_ssd.py"}:
-        assert (ROOT / "cute_ssd" / name).exists(), name
+    for name in set(re.findall(r"\b[\w/]+\.py\b", README)) - {"script.py", "mamba2_ssd.py"}:
+        assert (ROOT / ("" if "/" in name else "cute_ssd") / name).exists(), name
     for name in ("LICENSE", "CHANGELOG.md", ".ci/run"):
         assert (ROOT / name).exists()

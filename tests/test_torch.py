@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,66 +15,97 @@ from .common import extras, inputs, packed
 OPCHECK = torch.library.opcheck
 
 
-def scan_args(flags: tuple[bool, ...], seqlen: int = 9) -> list[Any]:
-    D, z, bias, start, packs, ids = flags
-    made = inputs(1 if packs else 2, seqlen, 2, 2, 1, 3)
+# 12 runs of 11 flags in which any three flags take all their eight values (Plackett and Burman 1946).
+_GENERATOR = (True, True, False, True, True, True, False, False, False, True, False)
+COVERING = [*(_GENERATOR[i:] + _GENERATOR[:i] for i in range(11)), (False,) * 11]
+
+
+class Flags(NamedTuple):
+    """Of a call of `chunk_scan`; `varlens` counts where sequences are packed."""
+
+    D: bool
+    z: bool
+    bias: bool
+    softplus: bool
+    start: bool
+    ids: bool
+    packs: bool
+    finals: bool
+    varlens: bool
+    bf16_states: bool
+
+
+def scan_args(flags: Flags, seqlen: int = 9) -> list[Any]:
+    made = inputs(1 if flags.packs else 2, seqlen, 2, 2, 1, 3)
     more = extras(made)
-    offsets = torch.tensor([0, 4, seqlen], dtype=torch.int32) if packs else None
-    seq_idx = (torch.arange(seqlen)[None].expand(made["x"].shape[0], -1) >= 4).int() if ids else None
+    offsets = torch.tensor([0, 4, seqlen], dtype=torch.int32) if flags.packs else None
+    seq_idx = (torch.arange(seqlen)[None].expand(made["x"].shape[0], -1) >= 4).int() if flags.ids else None
     floats = [made["x"], made["dt"], made["A"], None, made["B"], made["C"]]
-    floats += [more["D"] if D else None, more["z"] if z else None, more["dt_bias"] if bias else None]
-    floats += [more["initial_states"] if start else None]
+    floats += [more["D"] if flags.D else None, more["z"] if flags.z else None]
+    floats += [more["dt_bias"] if flags.bias else None, more["initial_states"] if flags.start else None]
     floats = [None if t is None else t.detach().requires_grad_() for t in floats]
-    return [*floats, seq_idx, offsets, 64, bias, 0.0, 1.0, start, packs, None]
+    returned = [flags.finals, flags.varlens and flags.packs, torch.bfloat16 if flags.bf16_states else None]
+    return [*floats, seq_idx, offsets, 64, flags.softplus, 0.0, 1.0, *returned]
 
 
-@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=6)))
-def test_opcheck_chunk_scan(flags: tuple[bool, ...]) -> None:
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    OPCHECK(torch.ops.cute_ssd.chunk_scan.default, tuple(scan_args(flags)), test_utils=tests)
-
-
-@pytest.mark.parametrize("flags", [(True,) * 6, (False,) * 6, (True, False, True, False, True, False)])
-def test_opcheck_chunk_scan_with_aot_dispatch(flags: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize("flags", [Flags(*run[:10]) for run in COVERING], ids=lambda f: "".join(str(int(x)) for x in f))
+def test_opcheck_chunk_scan(flags: Flags) -> None:
     OPCHECK(torch.ops.cute_ssd.chunk_scan.default, tuple(scan_args(flags)))
 
 
-def test_opcheck_log_decay_and_backward() -> None:
-    args = scan_args((True,) * 4 + (False,) * 2)
+@pytest.mark.slow
+@pytest.mark.parametrize("some", list(itertools.product([False, True], repeat=4)))
+def test_opcheck_chunk_scan_in_every_combination(some: tuple[bool, ...]) -> None:
+    for others in itertools.product([False, True], repeat=6):
+        flags = Flags(*some, *others)
+        if flags.packs or not flags.varlens:
+            OPCHECK(torch.ops.cute_ssd.chunk_scan.default, tuple(scan_args(flags)))
+
+
+@pytest.mark.parametrize("run", COVERING, ids=range(12))
+def test_opcheck_log_decay_and_backward(run: tuple[bool, ...]) -> None:
+    D, z, start, finals, bf16_states = run[:5]
+    args = scan_args(Flags(D, z, False, False, start, False, False, finals, False, bf16_states))
     args[1:4] = [None, None, -torch.rand(2, 2, 9).requires_grad_()]
-    args[8], args[13] = None, False
     OPCHECK(torch.ops.cute_ssd.chunk_scan.default, tuple(args))
     plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in args[:16]]
-    dfinal = torch.randn(2, 2, 2, 3)
+    dfinal = torch.randn(2, 2, 2, 3) if finals else None
     OPCHECK(torch.ops.cute_ssd.chunk_scan_backward.default, (torch.randn(2, 9, 2, 2), dfinal, None, *plain))
 
 
-@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=5)))
-def test_opcheck_varlen(flags: tuple[bool, ...]) -> None:
-    D, z, start, finals, chunks = flags
+@pytest.mark.parametrize("run", COVERING, ids=range(12))
+def test_opcheck_varlen(run: tuple[bool, ...]) -> None:
+    D, z, bias, softplus, start, own, finals, chunks, bf16_states = run[:9]
     made = inputs(1, 9, 2, 2, 1, 3)
     more = extras(made)
     p = packed({**made, **more})
     offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
     states = torch.randn(2, 2, 2, 3) if start else None
+    own_chunks = torch.tensor([0, 1, 4, 9], dtype=torch.int32) if own else None
     args = (p["x"], p["dt"], p["A"], p["B"], p["C"], offsets, 4, p["D"] if D else None, p["z"] if z else None)
-    args += (p["dt_bias"], True, 0.0, 1.0, states, None, finals, chunks, None, torch.zeros(9, 2, 2))
+    args += (p["dt_bias"] if bias else None, softplus, 0.0, 1.0, states, own_chunks, finals, chunks)
+    args += (torch.bfloat16 if bf16_states else None, torch.zeros(9, 2, 2))
     OPCHECK(torch.ops.cute_ssd.chunk_scan_varlen.default, args)
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_opcheck_pool_and_decode(started: bool) -> None:
+@pytest.mark.parametrize("run", COVERING, ids=range(12))
+def test_opcheck_pool_and_decode(run: tuple[bool, ...]) -> None:
+    """Padding among the slots, flags and their absence, a pool of 16 bits."""
+    D, z, bias, softplus, flagged, slotted, pads, bf16_states, channel_D = run[:9]
     made = inputs(1, 9, 2, 2, 1, 3)
-    p = packed(made)
-    offsets, slots = torch.tensor([0, 4, 9], dtype=torch.int32), torch.tensor([2, 0], dtype=torch.int32)
-    flags = torch.tensor([True, False]) if started else None
-    args = (p["x"], p["dt"], p["A"], p["B"], p["C"], torch.randn(3, 2, 2, 3), slots, offsets, flags, -1)
-    args += (64, None, None, None, True, 0.0, 1.0, torch.zeros(9, 2, 2))
+    more = extras(made, channel_D)
+    p = packed({**made, **more})
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+    slots = torch.tensor([2, -1 if pads else 0], dtype=torch.int32)
+    flags = torch.tensor([True, False]) if flagged else None
+    pool = torch.randn(3, 2, 2, 3, dtype=torch.bfloat16 if bf16_states else torch.float32)
+    skip, gate = p["D"] if D else None, p["z"] if z else None
+    dt_bias = p["dt_bias"] if bias else None
+    args = (p["x"], p["dt"], p["A"], p["B"], p["C"], pool.clone(), slots, offsets, flags, -1)
+    args += (64, skip, gate, dt_bias, softplus, 0.0, 1.0, torch.zeros(9, 2, 2))
     OPCHECK(torch.ops.cute_ssd.chunk_scan_varlen_inplace.default, args)
-    step = (torch.randn(3, 2, 2, 3), p["x"][:2], p["dt"][:2], p["A"], p["B"][:2], p["C"][:2])
-    step += (None, None, None, True, slots if started else None, -1, torch.zeros(2, 2, 2))
-    if not started:
-        step = (step[0][:2].clone(), *step[1:])
+    step = (pool if slotted else pool[:2].clone(), p["x"][:2], p["dt"][:2], p["A"], p["B"][:2], p["C"][:2])
+    step += (skip, gate[:2] if z else None, dt_bias, softplus, slots if slotted else None, -1, torch.zeros(2, 2, 2))
     OPCHECK(torch.ops.cute_ssd.selective_state_update.default, step)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import api
+from ..checks import index, require_types
 from ..errors import ShapeError, UnsupportedError
 from ..sequences import live_slots
 from ._patching import Handle, PackagePatch, Redirect, installed
@@ -65,6 +66,16 @@ def mamba_chunk_scan_combined_varlen(
     """
     if out is None:
         raise ShapeError(_NO_OUT)
+    chunks = {
+        "cu_seqlens": (cu_seqlens, "num_seqs + 1"),
+        "cu_chunk_seqlens": (cu_chunk_seqlens, "nchunks + 1"),
+        "last_chunk_indices": (last_chunk_indices, "num_seqs"),
+        "seq_idx": (seq_idx, "nchunks"),
+    }
+    require_types({"x": x}, {name: given for name, (given, _) in chunks.items()})
+    for name, (given, axis) in chunks.items():
+        if given is not None:
+            index(name, given, x, (axis,), (None,))
     if cu_seqlens is None:
         cu_seqlens = _sequences_of_chunks(cu_chunk_seqlens, last_chunk_indices)
     if cu_seqlens.device.type == "cpu":
@@ -129,6 +140,11 @@ def selective_state_update(
     Raises `UnsupportedError` for speculative decoding (num_accepted_tokens, cu_seqlens, several slots for a row) and
     for stochastic rounding.
     """
+    slots_of_rows = {
+        "state_batch_indices": state_batch_indices,
+        "dst_state_batch_indices": dst_state_batch_indices,
+    }
+    require_types({"state": state, "x": x}, slots_of_rows)
     reasons = [
         reason
         for reason, asked in (
@@ -147,7 +163,7 @@ def selective_state_update(
         )
     if out is None:
         raise ShapeError(_NO_OUT)
-    read, write = (_rows(slots, x.shape[0]) for slots in (state_batch_indices, dst_state_batch_indices))
+    read, write = (_rows(slots, x.shape[0]) for slots in slots_of_rows.values())
     if write is None or dst_state_batch_indices is state_batch_indices:
         api.selective_state_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, read, null_block_id, out)
         return
@@ -155,6 +171,8 @@ def selective_state_update(
         raise ShapeError(
             "dst_state_batch_indices is given but state_batch_indices is None, expected both; pass the slots to read."
         )
+    for name, given in (("state_batch_indices", read), ("dst_state_batch_indices", write)):
+        index(name, given, x, ("batch",), (x.shape[0],))
     slots = state.shape[0]
     # Two rows may read one slot, but not write one.
     live_slots("state_batch_indices", read, null_block_id, slots, [False] * len(read))
@@ -204,9 +222,9 @@ def _several(slots: Tensor | None) -> bool:
 
 
 def _rows(slots: Tensor | None, batch: int) -> Tensor | None:
-    """(batch,) slots of (batch or more,) or (batch or more, 1)."""
-    if slots is None:
-        return None
+    """(batch,) slots of (batch or more,) or (batch or more, 1); others as they are, to be refused."""
+    if slots is None or slots.ndim not in (1, 2):
+        return slots
     return slots[:batch, 0] if slots.ndim == 2 else slots[:batch]
 
 
