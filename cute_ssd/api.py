@@ -17,7 +17,7 @@ from torch import Tensor
 from . import ops as _ops  # noqa: F401  (registers the operators)
 from . import pages
 from . import problem as _problem
-from .checks import bounds, refuse_gradient, require_types
+from .checks import bounds, refuse_forward_mode, refuse_gradient, require_types
 from .device import Device
 from .errors import UnsupportedError
 from .plan import Plan, plan
@@ -83,7 +83,7 @@ def mamba_chunk_scan_combined(
         {"chunk_size": chunk_size},
         state_dtype,
     )
-    _refuse_gradient_on_gpu(x, dt, A, B, C, D, z, dt_bias, initial_states)
+    _refuse_gradients_there_are_not(x, dt, A, B, C, D, z, dt_bias, initial_states)
     outputs = _chunk_scan(
         x,
         dt,
@@ -139,7 +139,7 @@ def ssd_chunk_scan(
         {"chunk_size": chunk_size},
         state_dtype,
     )
-    _refuse_gradient_on_gpu(x, log_decay, B, C, D, z, initial_states)
+    _refuse_gradients_there_are_not(x, log_decay, B, C, D, z, initial_states)
     outputs = _chunk_scan(
         x,
         None,
@@ -392,8 +392,9 @@ def explain(function: Callable[..., Any], *args: Any, arch: str | None = None, *
     return plan(_problem.with_layout(problem, headed), device)
 
 
-def _refuse_gradient_on_gpu(*tensors: Tensor | None) -> None:
+def _refuse_gradients_there_are_not(*tensors: Tensor | None) -> None:
     """Before anything runs. What torch.compile traces is refused by the operator."""
+    refuse_forward_mode(*tensors)
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return
     x = tensors[0]

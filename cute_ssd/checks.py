@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .errors import DtypeError, ShapeError, UnsupportedError
 
@@ -58,8 +59,20 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def refuse_forward_mode(*tensors: Tensor | None) -> None:
+    """torch asks no custom operator about tangents of forward-mode differentiation: they would be zero in silence."""
+    if forward_ad._current_level < 0 or torch.compiler.is_compiling():
+        return
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise UnsupportedError(
+            "An input has a tangent, but there is no forward-mode differentiation here, expected plain tensors; use "
+            "backward, which the chunk scans have."
+        )
+
+
 def refuse_gradient(function: str, *tensors: Tensor | None) -> None:
     """Inference functions raise when the call would have to record a gradient."""
+    refuse_forward_mode(*tensors)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         raise UnsupportedError(
             f"{function} is for inference and has no gradient, but an input requires one; call it under "

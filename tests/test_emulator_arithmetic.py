@@ -130,6 +130,7 @@ def test_24_bits(kind):
     check(f"mul24.lo.{kind}", kind, columns(kind, kind), lambda a, b: low(a) * low(b))
     check(f"mul24.hi.{kind}", kind, columns(kind, kind), lambda a, b: low(a) * low(b) >> 16)
     check(f"mad24.lo.{kind}", kind, columns(kind, kind, kind), lambda a, b, c: low(a) * low(b) + c)
+    check(f"mad24.hi.{kind}", kind, columns(kind, kind, kind), lambda a, b, c: (low(a) * low(b) >> 16) + c)
 
 
 def halves(x: int, is_signed: bool) -> tuple[int, int]:
@@ -137,9 +138,16 @@ def halves(x: int, is_signed: bool) -> tuple[int, int]:
     return (signed(low, 16), signed(high, 16)) if is_signed else (low, high)
 
 
-@pytest.mark.parametrize("kind", ["s16x2", "u16x2"])
-@pytest.mark.parametrize(("name", "function"), [("add", lambda a, b: a + b), ("min", min), ("max", max)])
-def test_pairs_of_16_bits(name, kind, function):
+PAIRS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b, "min": min, "max": max,
+    "min.relu": lambda a, b: max(min(a, b), 0), "max.relu": lambda a, b: max(a, b, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), [*((n, "s16x2") for n in PAIRS), *((n, "u16x2") for n in [*PAIRS][:3])])
+def test_pairs_of_16_bits(name, kind):
+    function = PAIRS[name]
+
     def both(a: int, b: int) -> int:
         low, high = (function(*pair) for pair in zip(halves(a, kind[0] == "s"), halves(b, kind[0] == "s"), strict=True))
         return low & 0xFFFF | (high & 0xFFFF) << 16
@@ -187,6 +195,23 @@ def test_carry_chain_in_64_bits():
     """Bit 64 of a + b."""
     text = ".reg .b64 %x; add.cc.u64 %x, %in0, %in1; addc.u64 %out, 0, 0;"
     check(text, "u64", columns("u64", "u64"), lambda a, b: a + b >> 64)
+    text = ".reg .b64 %x; sub.cc.u64 %x, %in0, %in1; subc.u64 %out, 0, 0;"
+    check(text, "u64", columns("u64", "u64"), lambda a, b: a - b >> 64)
+
+
+@pytest.mark.parametrize("kind", ["s32", "u32", "s64", "u64"])
+@pytest.mark.parametrize("part", ["lo", "hi"])
+def test_a_product_and_a_sum_with_a_carry(part, kind):
+    n = bits(kind)
+
+    def total(a: int, b: int, c: int) -> int:
+        half = a * b >> n if part == "hi" else a * b
+        return half % 2**n + c % 2**n
+
+    inputs = columns(kind, kind, kind)
+    check(f"mad.{part}.cc.{kind}", kind, inputs, total)
+    text = f".reg .b{n} %x; mad.{part}.cc.{kind} %x, %in0, %in1, %in2; addc.u{n} %out, 0, 0;"
+    check(text, kind, inputs, lambda a, b, c: total(a, b, c) >> n)
 
 
 def test_carry_of_products():
@@ -297,6 +322,7 @@ def test_masks_and_extensions():
     check("bmsk.clamp.b32", "u32", small, lambda a, b: (1 << min(b, 32)) - 1 << min(a, 32))
     check("bmsk.wrap.b32", "u32", small, lambda a, b: (1 << (b & 31)) - 1 << (a & 31))
     a, n = columns("u32", "u32")
+    check("szext.wrap.u32", "u32", [a, n], lambda a, n: a & (1 << (n & 31)) - 1)
     check("szext.clamp.u32", "u32", [a, n], lambda a, n: a & (1 << min(n, 32)) - 1)
     check("szext.clamp.s32", "u32", [a, n], lambda a, n: signed(a, min(n, 32)) if n else 0)
     check("szext.wrap.s32", "u32", [a, n], lambda a, n: signed(a, n & 31) if n & 31 else 0)
@@ -383,7 +409,7 @@ def test_unsigned_spellings():
 
 def float_inputs(kind: str) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """All pairs of special values as registers, and as numbers."""
-    number = SPECIAL_F32
+    number = np.append(SPECIAL_F32, f32([0x33800000, 0xB8000000]))  # denormals of f16
     if kind == "bf16":
         stored = (bits_of(number) >> 16).astype(np.uint16)
         number = (stored.astype(np.uint32) << 16).view(np.float32)
@@ -395,36 +421,39 @@ def float_inputs(kind: str) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     return [stored[i], stored[j]], number[i], number[j]
 
 
-@pytest.mark.parametrize("kind", ["f32", "f64", "f16", "bf16"])
-@pytest.mark.parametrize("name", [*COMPARE, "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"])
-def test_setp_of_floats(name, kind):
-    inputs, a, b = float_inputs(kind)
+def compared(name: str, kind: str, *numbers: np.ndarray) -> np.ndarray:
+    """What setp finds; .ftz takes denormals for zeros."""
+    tiny = {"ftz.f32": 2.0**-126, "ftz.f16": 2.0**-14}.get(kind, 0)
+    a, b = (np.where(np.abs(x) < tiny, 0, x) for x in numbers)
     unordered = np.isnan(a) | np.isnan(b)
     if name in ("num", "nan"):
-        want = unordered == (name == "nan")
-    else:
-        want = COMPARE[name[:2]](a, b) & ~unordered | (unordered & name.endswith("u"))
+        return unordered == (name == "nan")
+    return COMPARE[name[:2]](a, b) & ~unordered | (unordered & name.endswith("u"))
+
+
+FLOAT_COMPARISONS = [*COMPARE, "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
+
+
+@pytest.mark.parametrize("kind", ["f32", "ftz.f32", "f64", "f16", "ftz.f16", "bf16"])
+@pytest.mark.parametrize("name", FLOAT_COMPARISONS)
+def test_setp_of_floats(name, kind):
+    inputs, a, b = float_inputs(kind.removeprefix("ftz."))
     setp = f"setp.{name}.{kind} %p|%q, %in0, %in1;"
-    if kind in ("f16", "bf16"):  # one of them has one result
+    if kind.endswith("f16"):  # one of them has one result
         setp = f"setp.{name}.{kind} %p, %in0, %in1; not.pred %q, %p;"
     got = elementwise(BOTH.format(setp=setp), inputs, WORD)
-    np.testing.assert_array_equal(got, np.where(want, 1, 2))
+    np.testing.assert_array_equal(got, np.where(compared(name, kind, a, b), 1, 2))
 
 
-def test_setp_ftz_compares_denormals_as_zeros():
-    a, b = f32([1, 0x80000001, 0x007FFFFF, 0x00800000]), f32([0, 0, 0x80000000, 0])
-    for ftz, want in (("", [0, 0, 0, 0]), (".ftz", [1, 1, 1, 0])):
-        got = elementwise(CHOOSE.format(setp=f"setp.eq{ftz}.f32 %p, %in0, %in1;"), [a, b], WORD)
-        np.testing.assert_array_equal(got, want)
-
-
-def test_setp_of_packed_halves():
-    a, b = np.array([[1, 5], [2, 2], [3, np.nan]], np.float16), np.array([[2, 4], [2, 3], [1, 0]], np.float16)
-    packed = [x.view(np.uint32).ravel() for x in (a, b)]
-    got = elementwise(BOTH.format(setp="setp.lt.f16x2 %p|%q, %in0, %in1;"), packed, WORD)
-    np.testing.assert_array_equal(got, [1, 2, 0])
-    got = elementwise(BOTH.format(setp="setp.geu.f16x2 %p|%q, %in0, %in1;"), packed, WORD)
-    np.testing.assert_array_equal(got, [2, 1, 3])
+@pytest.mark.parametrize("kind", ["f16", "ftz.f16", "bf16"])
+@pytest.mark.parametrize("name", FLOAT_COMPARISONS)
+def test_setp_of_packed_halves(name, kind):
+    """A result for each half."""
+    inputs, a, b = float_inputs(kind.removeprefix("ftz."))
+    packed = [x[: len(x) // 2 * 2].view(np.uint32) for x in inputs]
+    got = elementwise(BOTH.format(setp=f"setp.{name}.{kind}x2 %p|%q, %in0, %in1;"), packed, WORD)
+    want = compared(name, kind, a, b)[: 2 * len(got)].reshape(-1, 2)
+    np.testing.assert_array_equal(got, want @ [1, 2])
 
 
 def test_set_gives_all_ones_or_one():
@@ -453,15 +482,20 @@ CLASSES = {
     "infinite": math.isinf,
     "number": lambda x: not math.isnan(x),
     "notanumber": math.isnan,
-    "normal": lambda x: math.isfinite(x) and abs(x) >= 2.0**-126,
-    "subnormal": lambda x: 0 < abs(x) < 2.0**-126,
 }
 
 
-@pytest.mark.parametrize(("test", "function"), CLASSES.items())
-def test_testp(test, function):
-    got = elementwise(CHOOSE.format(setp=f"testp.{test}.f32 %p, %in0;"), [SPECIAL_F32], WORD)
-    np.testing.assert_array_equal(got, [function(float(x)) for x in SPECIAL_F32])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("test", [*CLASSES, "normal", "subnormal"])
+def test_testp(test, kind):
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        special = SPECIAL_F32.astype(kind)
+    x = np.concatenate([special, [kind(2.0**-1074), kind(-(2.0**-1022)), kind(2.0**-1030)]])
+    got = elementwise(CHOOSE.format(setp=f"testp.{test}.f{kind().itemsize * 8} %p, %in0;"), [x], WORD)
+    least = np.finfo(kind).tiny
+    subnormal = (x != 0) & (np.abs(x) < least)
+    sizes = {"subnormal": subnormal, "normal": np.isfinite(x) & (np.abs(x) >= least)}
+    np.testing.assert_array_equal(got, sizes[test] if test in sizes else [CLASSES[test](float(value)) for value in x])
 
 
 def test_predicate_logic():

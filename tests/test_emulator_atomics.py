@@ -125,13 +125,14 @@ def test_packed_and_vector_half_atomics(kind, vector):
     assert (old == memory).all() and (after == encode(a + b).view(item)).all()
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f16x2", "bf16x2"])
 @pytest.mark.parametrize("operation", ["min", "max"])
 def test_half_minimum_and_maximum(operation, kind):
-    one = 0x3C00 if kind == "f16" else 0x3F80
-    nan, infinity = 0x7FC1, 0x7C00 if kind == "f16" else 0x7F80
+    one = 0x3C00 if kind[0] == "f" else 0x3F80
+    nan, infinity = 0x7FC1, 0x7C00 if kind[0] == "f" else 0x7F80
     values = [0, 0x8000, one, 0x8000 | one, nan, infinity, 1, 0x8001]
-    pairs = np.array([(x, y) for x in values for y in values], np.uint16)
+    item = np.uint32 if kind.endswith("x2") else np.uint16
+    pairs = np.array([(x, y) for x in values for y in values] * (item().itemsize // 2), np.uint16)
     order = {x: k for k, x in enumerate([0x8000 | one, 0x8001, 0x8000, 0, 1, one, infinity])}
 
     def extreme(x: int, y: int) -> int:
@@ -139,9 +140,9 @@ def test_half_minimum_and_maximum(operation, kind):
             return 0x7FFF if x == y else x if y == nan else y
         return (min if operation == "min" else max)(x, y, key=order.__getitem__)
 
-    memory, operand = (pairs[:, k].reshape(32, 2).copy() for k in (0, 1))
+    memory, operand = (pairs[:, k].copy().view(item).reshape(32, 2) for k in (0, 1))
     _, after = on_rows(f"{operation}.noftz", kind, "global", memory, operand)
-    assert after.ravel().tolist() == [extreme(int(x), int(y)) for x, y in pairs]
+    assert after.view(np.uint16).ravel().tolist() == [extreme(int(x), int(y)) for x, y in pairs]
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -176,7 +177,7 @@ def test_vector_float_atomics():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_atomics_of_many_threads_lose_nothing(threads):
-    """Lanes in ascending order; red and atom; CTAs on several host threads."""
+    """Lanes in ascending order; red and atom; many CTAs, also where several host threads are offered."""
     counter, tickets = np.zeros((1, 2), np.uint32), np.zeros((64 * 64, 1), np.uint32)
     body = """ld.param.u64 %d1, [p0]; atom.global.add.u32 %r3, [%d1], 1; red.relaxed.gpu.global.max.s32 [%d1+4], %t;
     st.global.b32 [%g1], %r3;"""
@@ -214,6 +215,12 @@ BARRIER_VARIABLES = VARIABLES + " .shared .align 8 .b64 bar;"
     ("red.async.relaxed.cluster", "inc.u32", "%t", 4,
      lambda t: [np.where(t <= 7, 0, 8), 7, 7, 7]),
     ("red.async.relaxed.cluster", "xor.b32", "1", 4, lambda t: [6, 7, 7, 7]),
+    ("red.async.relaxed.cluster", "and.b32", "13", 4, lambda t: [5, 7, 7, 7]),
+    ("red.async.relaxed.cluster", "or.b32", "8", 4, lambda t: [15, 7, 7, 7]),
+    ("red.async.relaxed.cluster", "min.s32", "-3", 4, lambda t: [2**32 - 3, 7, 7, 7]),
+    ("red.async.relaxed.cluster", "min.u32", "%t", 4, lambda t: [np.minimum(t, 7), 7, 7, 7]),
+    ("red.async.relaxed.cluster", "max.u32", "%t", 4, lambda t: [np.maximum(t, 7), 7, 7, 7]),
+    ("red.async.relaxed.cluster", "dec.u32", "%t", 4, lambda t: [np.where(t < 7, t, 6), 7, 7, 7]),
 ])  # fmt: skip
 def test_asynchronous_stores_and_reductions(instruction, operation, values, size, expected, schedule):
     """Every thread writes into the other CTA of its cluster, whose mbarrier counts the bytes."""

@@ -216,6 +216,8 @@ def test_modifiers_of_halves():
             assert np.isnan(got.view(np.float16)[5])
             got[5] = want[5]
         np.testing.assert_array_equal(got, np.array(want, np.uint16), err_msg=text)
+    packed = elementwise("neg.ftz.f16x2 %out, %in0;", [a[:4].view(WORD)], WORD)
+    np.testing.assert_array_equal(packed.view(np.uint16), [0x8000, 0x0000, 0xBC00, 0x3C00])
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
@@ -359,8 +361,10 @@ def test_quick_divisions():
     with np.errstate(all="ignore"):
         exact = a / b
     middle = (np.abs(b) >= 2.0**-126) & (np.abs(b) <= 2.0**126)
-    for name in ("div.full", "div.approx"):
-        got, want = elementwise(f"{name}.f32 %out, %in0, %in1;", [a, b], FLOAT)[middle], exact[middle]
+    with np.errstate(all="ignore"):
+        ftz = flushed(flushed(a) / flushed(b))
+    for name, quotient in (("div.full", exact), ("div.approx", exact), ("div.full.ftz", ftz), ("div.approx.ftz", ftz)):
+        got, want = elementwise(f"{name}.f32 %out, %in0, %in1;", [a, b], FLOAT)[middle], quotient[middle]
         if on_silicon():  # PTX ISA: 2 ulp
             with np.errstate(invalid="ignore"):  # infinities and NaNs
                 near = np.abs(widened(got) - widened(want)) <= 2 * np.spacing(np.abs(want))
@@ -380,6 +384,9 @@ def test_f64_approximations_work_on_upper_words():
     y = x[[0, 2]]
     got = elementwise("rsqrt.approx.f64 %out, %in0;", [y], DOUBLE)
     np.testing.assert_allclose(got, 1 / np.sqrt(y), rtol=2.0**-50)
+    got = elementwise("rsqrt.approx.ftz.f64 %out, %in0;", [y], DOUBLE)
+    np.testing.assert_allclose(got, 1 / np.sqrt(y), rtol=2.0**-20)
+    assert not np.any(bits_of(got) & 0xFFFFFFFF)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])

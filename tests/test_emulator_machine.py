@@ -300,13 +300,75 @@ MIX = """
 MIX = MIX.replace("bar.sync 0;", "@%p st.shared.u32 [word], 0; bar.sync 0;", 1)
 
 
+COUNTER = "mov.u32 %r1, %nctaid.x; mul.lo.u32 %r2, %r1, %n; mad.wide.u32 %d0, %r2, 4, %out;"
+FLOAT = ".reg .f32 %f; cvt.rn.f32.u32 %f, %i; fma.rn.f32 %f, %f, 0f3DCCCCCD, 0f3F000000;"
+MEETINGS = {
+    "tickets": "atom.global.add.u32 %r9, [%d0], 1;",
+    "generic": "atom.exch.b32 %r9, [%d0], %i;",
+    "sum": f"{{ {FLOAT} red.global.add.f32 [%d0], %f; }}",
+    "strong": "ld.volatile.global.u32 %r9, [%d0]; add.u32 %r9, %r9, 1; st.volatile.global.u32 [%d0], %r9;",
+    "relaxed": "ld.relaxed.gpu.global.u32 %r9, [%d0]; st.relaxed.gpu.global.u32 [%d0], %i;",
+    "bulk sum": f"""{{ {FLOAT} st.shared.f32 [word+8], %f; st.shared.f32 [word+12], %f; st.shared.f32 [word+16], %f;
+        st.shared.f32 [word+20], %f; fence.proxy.async; setp.ne.u32 %p, %t, 0; @%p bra D;
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0], [word+8], 16; cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group 0; D: }}""",
+}
+"""CTAs whose order shows in what they read, or in the last bits of a sum."""
+
+
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-def test_a_seed_decides_everything(schedule: str, seed: int) -> None:
-    runs = [launch(MIX, 96, 5, schedule=schedule, seed=seed, threads=n) for n in (1, 1, 3)]
-    for out, outcome in runs[1:]:
-        np.testing.assert_array_equal(out, runs[0][0])
-        np.testing.assert_array_equal(outcome.counts, runs[0][1].counts)
-        assert outcome.instructions == runs[0][1].instructions
+@pytest.mark.parametrize(("body", "ctas"), [(MIX, 5), *((COUNTER + body, 300) for body in MEETINGS.values())])
+def test_a_seed_decides_everything(body: str, ctas: int, schedule: str, seed: int) -> None:
+    def once(host_threads: int) -> tuple[np.ndarray, Outcome]:
+        out = np.zeros(96 * ctas + 64, np.uint32)
+        options = {"grid": (ctas, 1, 1), "block": (96 if body is MIX else 32, 1, 1), "sanitize": body is MIX}
+        outcome = run(FRAME + body + END, out, schedule=schedule, seed=seed, threads=host_threads, **options)
+        return out, outcome
+
+    out, outcome = once(1)
+    for host_threads in (1, 3, 3, 3):
+        again, same = once(host_threads)
+        np.testing.assert_array_equal(again, out)
+        np.testing.assert_array_equal(same.counts, outcome.counts)
+        assert same.instructions == outcome.instructions
+
+
+@pytest.mark.parametrize(
+    ("body", "meet"),
+    [
+        *((COUNTER + body, True) for body in MEETINGS.values()),
+        (MIX, False),
+        ("ld.volatile.shared.u32 %r9, [word]; atom.shared.add.u32 %r9, [word], 1;", False),
+        ("ld.global.u32 %r9, [%o]; st.global.u32 [%o+4], %r9; fence.acq_rel.gpu;", False),
+        ("fence.proxy.async; cp.async.bulk.global.shared::cta.bulk_group [%out], [word+8], 16;", False),
+    ],
+)
+def test_programs_whose_ctas_meet(body: str, meet: bool) -> None:
+    """Only they cannot use several host threads."""
+    assert decode(parse_kernel(HEADER + FRAME + body + END, "k"), engine.handlers()).ctas_meet == meet
+
+
+SLOW_FIRST = """
+    setp.ne.u32 %p, %r0, {first}; @%p bra GO; mov.u32 %r1, 0;
+    S: add.u32 %r1, %r1, 1; setp.lt.u32 %p, %r1, 300000; @%p bra S; GO:
+"""
+
+
+def test_the_first_cta_is_named_whoever_was_faster() -> None:
+    """With several host threads the other CTAs are long done when it finds the same."""
+    for host_threads in (1, 4):
+        finds = SLOW_FIRST.format(first=0) + "ld.shared.u32 %r9, [word];"
+        events = launch(finds, 32, 9, check=False, threads=host_threads)[1].events
+        assert [(event.kind, event.who) for event in events] == [("uninitialised", "warp 0 of CTA (0, 0, 0)")]
+        fails = SLOW_FIRST.format(first=5) + "mov.u64 %d1, 0; setp.ge.u32 %p, %r0, 5; @%p ld.global.u32 %r9, [%d1];"
+        fails += "setp.gt.u32 %p, %r0, 5; @%p ld.shared.u32 %r9, [word];"
+        events = launch(fails, 32, 9, check=False, threads=host_threads)[1].events
+        assert [(event.kind, event.who) for event in events] == [("out of bounds", "warp 0 of CTA (5, 0, 0)")]
+
+
+def test_clocks_begin_with_the_cta() -> None:
+    """Not with the host thread, which ran others before."""
+    assert len(set(threads("mov.u32 %r9, %clock;", 32, 50, threads=2))) == 1
 
 
 def test_seeds_give_different_schedules() -> None:
@@ -328,6 +390,7 @@ FLAG = """
     D: bar.sync 0; mov.u32 %r9, 5;
 """
 POLLS = [
+    "W: ld.global.u32 %r4, [%d0]; setp.eq.u32 %q, %r4, 0; @%q bra W;",
     "W: ld.acquire.gpu.global.u32 %r4, [%d0]; setp.eq.u32 %q, %r4, 0; @%q bra W;",
     "W: ld.volatile.global.u32 %r4, [%d0]; setp.eq.u32 %q, %r4, 0; @%q bra W;",
     "W: atom.global.acquire.gpu.or.b32 %r4, [%d0], 0; setp.eq.u32 %q, %r4, 0; @%q bra W;",
@@ -339,7 +402,8 @@ POLLS = [
 @pytest.mark.parametrize("threads_", [1, 3])
 @pytest.mark.parametrize("poll", POLLS)
 def test_ctas_that_wait_for_a_later_one(poll: str, threads_: int, schedule: str, seed: int) -> None:
-    result = threads(FLAG.format(poll=poll), 64, 6, schedule=schedule, seed=seed, threads=threads_)
+    options = {"sanitize": poll is not POLLS[0]}  # which is a race, and uses all threads
+    result = threads(FLAG.format(poll=poll), 64, 6, schedule=schedule, seed=seed, threads=threads_, **options)
     assert (result == 5).all()
 
 
@@ -351,14 +415,28 @@ def test_ctas_that_wait_for_a_later_one(poll: str, threads_: int, schedule: str,
 @pytest.mark.parametrize("poll", POLLS)
 def test_polling_in_vain(poll: str, threads_: int, schedule: str, seed: int) -> None:
     body = FLAG.format(poll=poll).replace("[%d0], 1;", "[%d0+4], 1;")
-    event = problem(body, 64, 3, schedule=schedule, seed=seed, threads=threads_)
-    assert event.startswith("deadlock: every CTA polls global memory in vain: warp 0 of CTA (")
-    assert "polls memory" in event and "waits at barrier 0 (32 of 64 threads arrived)" in event
+    options = {"sanitize": poll is not POLLS[0]}
+    event = problem(body, 64, 3, schedule=schedule, seed=seed, threads=threads_, **options)
+    assert event.startswith("deadlock: no CTA can go on: warp 0 of CTA (")
+    assert ("repeats a loop" if poll is POLLS[0] else "polls memory") in event
+    assert "waits at barrier 0 (32 of 64 threads arrived)" in event
+
+
+def test_a_loop_for_ever() -> None:
+    event = problem("L: bra L;", 32, 3)
+    assert event.startswith("deadlock: no CTA can go on: ") and "repeats a loop that changes nothing" in event
 
 
 INIT = "setp.eq.u32 %p, %t, 0; @%p mbarrier.init.shared.b64 [bar], 3; bar.sync 0;"
 INIT += "@%p mbarrier.arrive.expect_tx.shared.b64 _, [bar], 16;"
 TRY = "W: mbarrier.try_wait.parity.shared.b64 %q, [bar], 0; @!%q bra W;"
+
+
+def test_instructions_that_change_nothing() -> None:
+    """Budgets of registers, dependent launches and sleep."""
+    body = """setmaxnreg.inc.sync.aligned.u32 64; setmaxnreg.dec.sync.aligned.u32 24; griddepcontrol.wait;
+    nanosleep.u32 5; griddepcontrol.launch_dependents; mov.u32 %r9, 3;"""
+    assert (threads(body) == 3).all()
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
@@ -404,17 +482,27 @@ def test_deadlocks_are_described(body: str, parts: list[str], schedule: str, see
     assert [part for part in parts if part not in event] == [], event
 
 
-def test_a_long_computation_is_no_deadlock() -> None:
-    """One warp computes for long without any effect, another waits for it."""
-    body = """
-    setp.lt.u32 %p, %t, 32; @%p bra D; mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %q, %r1, 400000;
+COUNTING = """
+    setp.lt.u32 %p, %t, 32; @%p bra D; mov.u32 %r1, 0; L: {look} add.u32 %r1, %r1, 1; setp.lt.u32 %q, %r1, {n};
     @%q bra L; mov.u32 %r9, %r1;
     D: bar.sync 0;
-    """
+"""
+
+
+@pytest.mark.parametrize("look", ["", "ld.global.u32 %r2, [%o];"])
+@pytest.mark.parametrize("n", [400_000, pytest.param(70_000_000, marks=pytest.mark.slow)])
+def test_a_long_computation_is_no_deadlock(n: int, look: str) -> None:
+    """One warp computes for long without any effect, another waits for it."""
     for schedule, seed in BOTH:
-        np.testing.assert_array_equal(
-            threads(body, 64, schedule=schedule, seed=seed, sanitize=False), np.repeat([0, 400000], 32)
-        )
+        result = threads(COUNTING.format(n=n, look=look), 64, schedule=schedule, seed=seed, sanitize=False)
+        np.testing.assert_array_equal(result, np.repeat([0, n], 32))
+
+
+@pytest.mark.slow
+def test_polls_that_count_how_often_end_as_well() -> None:
+    """Its registers change all the time."""
+    event = problem(COUNTING.format(n=0xFFFFFFFF, look="ld.volatile.global.u32 %r2, [%o];"), 64, sanitize=False)
+    assert event.startswith("deadlock: no CTA can go on: ") and "polls memory" in event
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
@@ -435,3 +523,13 @@ def test_too_large_for_the_time_limit() -> None:
         event.message.startswith("the grid of 1000000 clusters would take about ")
         and "the limit of 60 s" in event.message
     )
+
+
+@pytest.mark.parametrize(("schedule", "seed"), BOTH)
+def test_one_cta_that_takes_too_long(schedule: str, seed: int) -> None:
+    loop = """.visible .entry k() { .reg .pred %p; .reg .b32 %r0; mov.u32 %r0, 0; L: add.u32 %r0, %r0, 1;
+    setp.lt.u32 %p, %r0, 4000000000; @%p bra L; ret; }"""
+    options = Options(schedule=schedule, seed=seed, sanitize=False, time_limit=0.5)
+    (event,) = outcome_of(loop, options=options).events
+    assert event.kind == "too large" and event.fatal
+    assert event.message.startswith("the launch takes longer than the limit of 0.5 s: warp 0 of CTA (0, 0, 0) at PTX")

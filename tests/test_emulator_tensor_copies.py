@@ -420,10 +420,10 @@ def good_map(array: np.ndarray, **changes: object) -> bytes:
         ),
         ({"box": (24, 8)}, STORE_2D, "tensor map: the box's rows have 24 bytes"),
         ({"swizzle": 1, "box": (64, 8)}, STORE_2D, "tensor map: the box's rows have 64 bytes, more than the 32"),
-        ({"element": 11}, STORE_2D, "tensor map: tensor maps of tf32 elements"),
+        ({"element": 11}, STORE_2D, "unsupported: tensor maps of tf32 elements"),
         ({"flags": 0x40000}, STORE_2D, "tensor map: the tensor map is not initialised"),
-        ({"flags": 0xC0002}, STORE_2D, "tensor map: swizzle 0 with atoms 1 of a tensor map is not supported"),
-        ({"flags": 0x40802}, STORE_2D, "tensor map: the tensor map has fields the emulator does not know (0x800)"),
+        ({"flags": 0xC0002}, STORE_2D, "unsupported: swizzle 0 with atoms 1 of a tensor map is not supported"),
+        ({"flags": 0x40802}, STORE_2D, "unsupported: the tensor map has fields the emulator does not know (0x800)"),
         ({"sizes": (64, 17)}, "mov.u32 %c1, 10;" + STORE_2D, "out of bounds: a row of a tensor copy of 32 bytes"),
         ({"sizes": (80, 16)}, "mov.u32 %c0, 48; mov.u32 %c1, 8;" + STORE_2D, "out of bounds: a row of a tensor copy"),
         (
@@ -447,7 +447,7 @@ def test_elements_apart_are_refused() -> None:
     data = aligned(np.zeros((16, 64), np.uint8))
     words = np.frombuffer(good_map(data), np.uint64).copy()
     words[6] |= np.uint64(1 << 35)
-    assert problem(words.tobytes(), STORE_2D, data).startswith("tensor map: element stride 2 in dimension 1")
+    assert problem(words.tobytes(), STORE_2D, data).startswith("unsupported: element stride 2 in dimension 1")
 
 
 def test_the_gap_between_rows_need_not_be_known() -> None:

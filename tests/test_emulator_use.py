@@ -1,5 +1,6 @@
 """`cute_ssd.emulate()` and `python -m cute_ssd emulate` as their users meet them, on small kernels."""
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import torch
 import cute_ssd
 from cute_ssd.__main__ import main
 from cute_ssd.emulator import Finding, UnsupportedInstruction
-from cute_ssd.emulator.launch import FakeRuntime
-from cute_ssd.emulator.report import KernelError, LaunchReport, short_name
+from cute_ssd.emulator.engine import Options
+from cute_ssd.emulator.launch import FakeRuntime, KernelLaunch
+from cute_ssd.emulator.report import KernelError, LaunchReport, Report, short_name
+from cute_ssd.emulator.runner import Runner
 
 cutlass = pytest.importorskip("cutlass")
 cute = pytest.importorskip("cutlass.cute")
@@ -174,6 +177,24 @@ def test_functions_of_fake_tensors_plain_and_through_tvm_ffi(options):
     assert [launch.grid[0] for launch in report] == [1, 2, 16]
 
 
+def test_outputs_that_are_not_written_are_a_finding():
+    x, y, z = torch.arange(40.0), torch.empty(8, 8), torch.empty(40)
+    with cute_ssd.emulate() as report:
+        call(add_one, x, y.flatten())
+        call(add_one, x, z)
+        report.expect_written(y[:5], z)
+        with pytest.raises(KernelError) as caught:
+            report.expect_written(z, y)
+    assert report.findings == caught.value.findings
+    message = r"24 of the 64 elements of an output \(8, 8\) of torch.float32 were never written, the first at \(5, 0\)"
+    assert re.fullmatch(f"unwritten: add_one_kernel\\S*: {message}", str(caught.value))
+    with cute_ssd.emulate(keep_going=True) as report:
+        report.expect_written(z, y)
+    assert [finding.kind for finding in report.findings] == ["unwritten", "unwritten"]
+    with cute_ssd.emulate(sanitize=False) as report, pytest.raises(cute_ssd.ShapeError, match="sanitize is False"):
+        report.expect_written(y)
+
+
 def test_strided_views(pair):
     x, y = torch.randn(50, 3)[:, 1], torch.zeros(50, 2)[:, 1]
     with cute_ssd.emulate() as report:
@@ -309,6 +330,19 @@ def test_unknown_ptx_is_refused_with_both_lines(ptx, reason):
     assert report.launches == []
 
 
+def test_a_tensor_map_that_is_not_executed_is_refused_when_it_is_met():
+    """Its fields are no part of the PTX."""
+    ptx = """.version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k(.param .align 64 .b8 map[128]) {
+    .reg .b64 %m; .reg .b32 %c; .shared .align 128 .b8 data[128]; mov.b64 %m, map; cvta.param.u64 %m, %m; mov.u32 %c, 0;
+    cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%m, {%c}], [data];
+    ret; }"""
+    tensor_map = (ctypes.c_uint64 * 16)(0, 0x802)  # interleaved
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(tensor_map))
+    launch = KernelLaunch("k", ptx, (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, False, _parameters=parameters)
+    with pytest.raises(UnsupportedInstruction, match=r"PTX line 6: `cp.async.bulk.tensor.1d.* not know \(0x800\)"):
+        Runner(Report("sm_100a"), Options())(launch)
+
+
 def test_unknown_arch_and_wrong_values():
     for arguments, message in [
         ({"arch": "sm_999"}, "arch is 'sm_999', expected one of sm_80, "),
@@ -317,6 +351,14 @@ def test_unknown_arch_and_wrong_values():
     ]:
         with pytest.raises(cute_ssd.ShapeError, match=message), cute_ssd.emulate(**arguments):
             pass
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_100f", "sm_103f", "sm_120f"])
+def test_base_and_family_names(pair, arch):
+    x, y = pair
+    with cute_ssd.emulate(arch) as report:
+        call(add_one, x, y)
+    assert torch.equal(y, x + 1) and report.arch == arch
 
 
 def test_one_emulation_at_a_time():
@@ -378,12 +420,15 @@ def test_no_compiler(tmp_path, monkeypatch):
         pass
 
 
-def test_running_out_of_memory():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_running_out_of_memory(threads):
     """The checks keep a mark for every byte that a launch touches."""
-    done = in_a_process("""
+    done = in_a_process(
+        f"threads = {threads}\n"
+        """
 import resource
 x, y = torch.zeros(1 << 26), torch.zeros(1 << 26)
-with cute_ssd.emulate(threads=1):
+with cute_ssd.emulate(threads=threads):
     call(add_one, x[:64], y[:64])
     compiled = cute.compile(add_one, from_dlpack(x), from_dlpack(y))
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -393,7 +438,8 @@ with cute_ssd.emulate(threads=1):
     except KernelError as error:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(error)
-""")
+"""
+    )
     assert re.fullmatch(r"memory: add_one_kernel\S*: the host has not enough memory [^\n]+\n", done.stdout), done.stderr
 
 

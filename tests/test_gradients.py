@@ -233,3 +233,22 @@ def test_activation_checkpointing(device: str) -> None:
         call(x).sum().backward()
         grads.append(x.grad)
     assert torch.equal(*grads)
+
+
+def test_forward_mode_is_refused() -> None:
+    made = inputs(1, 5, 2, 2, 1, 3)
+
+    def scan(x: torch.Tensor) -> Any:
+        return cute_ssd.mamba_chunk_scan_combined(**{**made, "x": x}, chunk_size=4)
+
+    with pytest.raises(cute_ssd.UnsupportedError, match="An input has a tangent"):
+        torch.func.jvp(scan, (made["x"],), (torch.ones_like(made["x"]),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(made["x"], torch.ones_like(made["x"]))
+        with pytest.raises(cute_ssd.UnsupportedError, match="An input has a tangent"):
+            scan(dual)
+        token = {n: t if n == "A" else t[:, 0] for n, t in made.items()}
+        token["x"] = dual[:, 0]
+        with pytest.raises(cute_ssd.UnsupportedError, match="An input has a tangent"):
+            cute_ssd.selective_state_update(torch.zeros(1, 2, 2, 3), **token)
+        assert scan(made["x"]).isfinite().all()  # others have none
