@@ -19,6 +19,7 @@ def step(
     ngroups: int = 2,
     dstate: int = 16,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     g = torch.Generator().manual_seed(3)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -26,7 +27,7 @@ def step(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=g, dtype=wide)
 
-    return {
+    made = {
         "state": normal(batch, nheads, headdim, dstate),
         "x": normal(batch, nheads, headdim).to(dtype),
         "dt": torch.rand(batch, nheads, generator=g, dtype=wide) * 0.1,
@@ -36,8 +37,8 @@ def step(
         "D": normal(nheads),
         "z": normal(batch, nheads, headdim).to(dtype),
         "dt_bias": normal(nheads) * 0.1,
-        "dt_softplus": True,
     }
+    return {**{name: tensor.to(device) for name, tensor in made.items()}, "dt_softplus": True}
 
 
 def expected(made: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ def expected(made: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (5, 4, 8, 2, 16), (3, 6, 5, 1, 7), (2, 40, 64, 8, 128)])
 def test_against_recurrence(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    made = step(*shape, dtype=dtype)
+    made = step(*shape, dtype=dtype, device=device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     true, eager = expected(made), expected(made, wide)
     y = cute_ssd.selective_state_update(**made)
@@ -59,7 +60,7 @@ def test_against_recurrence(device: str, shape: tuple[int, ...], dtype: torch.dt
 @pytest.mark.emulated("sm_100a")
 @pytest.mark.parametrize("missing", ["D", "z", "dt_bias", "dt_softplus"])
 def test_without(device: str, missing: str) -> None:
-    made = step()
+    made = step(device=device)
     made[missing] = False if missing == "dt_softplus" else None
     true, eager = expected(made), expected(made, torch.float32)
     check(cute_ssd.selective_state_update(**made), true[0], eager[0])
@@ -79,7 +80,7 @@ def expand(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_expanded_arguments(device: str) -> None:
-    plain = step()
+    plain = step(device=device)
     wide = expand({**plain, "state": plain["state"].clone()})
     full = {
         n: t.contiguous() if isinstance(t, Tensor) else t
@@ -92,9 +93,9 @@ def test_expanded_arguments(device: str) -> None:
 
 def test_full_A_and_per_channel_dt(device: str) -> None:
     """A of each (head, channel, state) and dt of each channel, as mamba_ssm allows."""
-    made = expand(step())
+    made = expand(step(device=device))
     for name in ("A", "dt", "D", "dt_bias"):
-        made[name] = made[name] * (1 + 0.1 * torch.rand(made[name].shape))
+        made[name] = made[name] * (1 + 0.1 * torch.rand(made[name].shape, device=device))
     true, eager = expected(made), expected(made, torch.float32)
     check(cute_ssd.selective_state_update(**made), true[0], eager[0])
     check(made["state"], true[1], eager[1])
@@ -114,13 +115,14 @@ def test_without_head_dimension(device: str) -> None:
         "z": torch.randn(batch, dim),
         "dt_bias": torch.randn(dim),
     }
+    made = {name: tensor.to(device) for name, tensor in made.items()}
     headed = {n: t.unsqueeze(0) if n in ("A", "D", "dt_bias") else t.unsqueeze(1) for n, t in made.items()}
     true, eager = expected(headed), expected(headed, torch.float32)
     y = cute_ssd.selective_state_update(**made)
     assert y.shape == (batch, dim)
     check(y, true[0][:, 0], eager[0][:, 0])
     check(made["state"], true[1][:, 0], eager[1][:, 0])
-    out = torch.empty(batch, dim)
+    out = torch.empty(batch, dim, device=device)
     assert cute_ssd.selective_state_update(**made, out=out) is out and torch.isfinite(out).all()
 
 
@@ -128,11 +130,11 @@ def test_without_head_dimension(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_slots(device: str, dtype: torch.dtype) -> None:
     """Chosen slots are updated, padding rows give zeros, no other slot changes a bit."""
-    made = step()
-    pool = torch.randn(9, 4, 8, 16).to(dtype)
+    made = step(device=device)
+    pool = torch.randn(9, 4, 8, 16).to(device, dtype)
     pool[1] = float("nan")
     before = pool.clone()
-    slots = torch.tensor([8, -1, 0, 3, -1])
+    slots = torch.tensor([8, -1, 0, 3, -1], device=device)
     y = cute_ssd.selective_state_update(**{**made, "state": pool}, state_batch_indices=slots)
     rows = {**made, "state": before[slots]}
     true, eager = expected(rows), expected(rows, torch.float32)
@@ -146,7 +148,7 @@ def test_slots(device: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.emulated("sm_100a")
 def test_equals_one_token_scan(device: str) -> None:
-    made = step()
+    made = step(device=device)
     start = made["state"].clone()
     y = cute_ssd.selective_state_update(**made)
     names = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus")
@@ -161,10 +163,10 @@ def test_equals_one_token_scan(device: str) -> None:
 @pytest.mark.emulated("sm_120a")
 def test_decode_continues_prefill(device: str) -> None:
     """Sixteen tokens at once equal ten at once and six one by one."""
-    made = step()
+    made = step(device=device)
     g = torch.Generator().manual_seed(0)
-    x, dt = torch.randn(5, 16, 4, 8, generator=g), torch.rand(5, 16, 4, generator=g) * 0.1
-    B, C = torch.randn(5, 16, 2, 16, generator=g), torch.randn(5, 16, 2, 16, generator=g)
+    x, B, C = (torch.randn(5, 16, *shape, generator=g).to(device) for shape in ((4, 8), (2, 16), (2, 16)))
+    dt = torch.rand(5, 16, 4, generator=g).to(device) * 0.1
     whole = cute_ssd.mamba_chunk_scan_combined(x, dt, made["A"], B, C, 256)
     first, state = cute_ssd.mamba_chunk_scan_combined(
         x[:, :10], dt[:, :10], made["A"], B[:, :10], C[:, :10], 256, return_final_states=True
@@ -177,8 +179,8 @@ def test_decode_continues_prefill(device: str) -> None:
 
 @pytest.mark.emulated("sm_100a")
 def test_out_and_strided_state(device: str) -> None:
-    made = step()
-    wide = torch.full((5, 4, 8, 40), 2.0)
+    made = step(device=device)
+    wide = torch.full((5, 4, 8, 40), 2.0, device=device)
     wide[..., 8:24] = made["state"]
     out = torch.empty_like(made["x"])
     y = cute_ssd.selective_state_update(**{**made, "state": wide[..., 8:24]}, out=out)
@@ -190,5 +192,5 @@ def test_out_and_strided_state(device: str) -> None:
 
 @pytest.mark.emulated("sm_100a")
 def test_no_rows(device: str) -> None:
-    made = step(batch=0)
+    made = step(batch=0, device=device)
     assert cute_ssd.selective_state_update(**made).shape == (0, 4, 8)

@@ -137,15 +137,15 @@ def one_sentence(error: BaseException) -> None:
     assert text.endswith(".") and "\n" not in text and ". " not in text.replace("e.g. ", ""), text
 
 
-def prefill(**changes: Any) -> tuple[dict[str, Any], Tensor, Tensor]:
-    made = packed(inputs(1, 20))
-    pool, out = torch.randn(4, 4, 8, 16), torch.full((20, 4, 8), 5.0)
+def prefill(device: str = "cpu", **changes: Any) -> tuple[dict[str, Any], Tensor, Tensor]:
+    made = packed(inputs(1, 20, device=device))
+    pool, out = torch.randn(4, 4, 8, 16, device=device), torch.full((20, 4, 8), 5.0, device=device)
     arguments = {
         **made,
         "ssm_pool": pool,
-        "cache_indices": ints(3, 0),
-        "query_start_loc": ints(0, 8, 20),
-        "has_initial_state": torch.tensor([True, False]),
+        "cache_indices": ints(3, 0).to(device),
+        "query_start_loc": ints(0, 8, 20).to(device),
+        "has_initial_state": torch.tensor([True, False], device=device),
         "out": out,
         **changes,
     }
@@ -197,13 +197,13 @@ def test_prefill_writes_nothing(changes: dict[str, Any], error: type[Exception],
 
 @pytest.mark.emulated("sm_100a")
 def test_out_that_shares_memory(device: str) -> None:
-    arguments, _, _ = prefill()
+    arguments, _, _ = prefill(device)
     with pytest.raises(ShapeError, match="out shares memory"):
         cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "out": arguments["x"]})
-    buffer = torch.randn(30, 4, 8)
+    buffer = torch.randn(30, 4, 8, device=device)
     with pytest.raises(ShapeError, match="out shares memory"):
         cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "x": buffer[:20], "out": buffer[10:]})
-    buffer = torch.randn(40, 4, 8)
+    buffer = torch.randn(40, 4, 8, device=device)
     cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "x": buffer[:20], "out": buffer[20:]})
 
 
@@ -298,12 +298,12 @@ def test_errors_are_what_they_say() -> None:
 
 @pytest.mark.emulated("sm_100a")
 def test_a_pool_that_shares_memory(device: str) -> None:
-    arguments, pool, _ = prefill()
+    arguments, pool, _ = prefill(device)
     x = pool.view(-1)[: 20 * 4 * 8].view(20, 4, 8)
     with pytest.raises(ShapeError, match="ssm_pool shares memory"):
         cute_ssd.mamba_chunk_scan_varlen_inplace(**{**arguments, "x": x})
-    made = {n: t[:, 0] if n != "A" else t for n, t in inputs(3, 1).items()}
-    state = torch.randn(3, 4, 8, 16)
+    made = {n: t[:, 0] if n != "A" else t for n, t in inputs(3, 1, device=device).items()}
+    state = torch.randn(3, 4, 8, 16, device=device)
     with pytest.raises(ShapeError, match="state shares memory"):
         cute_ssd.selective_state_update(state, **{**made, "x": state[..., 0]})
 

@@ -192,9 +192,9 @@ def test_inference_functions_refuse(device: str) -> None:
     made = inputs(1, 10, device=device)
     packed = {n: t[0] if n != "A" else t for n, t in made.items()}
     packed["x"].requires_grad_()
-    offsets = torch.tensor([0, 10], dtype=torch.int32)
-    pool = torch.zeros(1, 4, 8, 16)
-    slots = torch.zeros(1, dtype=torch.int32)
+    offsets = torch.tensor([0, 10], dtype=torch.int32, device=device)
+    pool = torch.zeros(1, 4, 8, 16, device=device)
+    slots = torch.zeros(1, dtype=torch.int32, device=device)
     step = {n: t[:, 0] if n != "A" else t for n, t in made.items()}
     step["x"] = step["x"].detach().requires_grad_()
     calls = [

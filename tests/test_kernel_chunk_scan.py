@@ -49,6 +49,8 @@ MORE_CASES = [
     Case(headdim=64, dstate=256, heads=4, seqlen=300, D="channel", z=True, bias=True, softplus=True, ctas=2, pad=16),
     Case(headdim=80, dstate=64, heads=4, seqlen=16, D="head", bias=True, parameters=BF16, items=2),
     Case(headdim=80, dstate=128, heads=2, lengths=(17, 129), unused=1, dtype=F16, z=True, ctas=1),
+    Case(headdim=80, dstate=128, heads=4, lengths=(40, 129), D="head", z=True, softplus=True, bias=True),
+    Case(headdim=80, dstate=256, heads=7, lengths=(40, 129), D="head", z=True, softplus=True, bias=True, ctas=3),
     Case(headdim=80, dstate=256, heads=1, items=3, seqlen=127, softplus=True, positive=False, D="head", ctas=2),
     Case(headdim=96, dstate=64, heads=1, items=3, seqlen=128, log_decay=True, D="head", parameters=BF16, z=True),
     Case(headdim=96, dstate=128, heads=4, lengths=(1, 16, 127), ngroups=2, D="channel", softplus=True, pad=8),

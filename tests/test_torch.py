@@ -129,7 +129,8 @@ def count_compiles(function: Callable[..., Any], calls: list[dict[str, Any]]) ->
 
 @pytest.mark.emulated("sm_100a")
 def test_compile_scan_once_for_all_lengths(device: str) -> None:
-    calls = [{**inputs(2, n), "chunk_size": 64, "return_final_states": True} for n in (20, 30, 40, 200)]
+    lengths = (20, 30, 40, 200)
+    calls = [{**inputs(2, n, device=device), "chunk_size": 64, "return_final_states": True} for n in lengths]
     assert count_compiles(cute_ssd.mamba_chunk_scan_combined, calls) == 1
 
 
@@ -137,8 +138,9 @@ def test_compile_scan_once_for_all_lengths(device: str) -> None:
 def test_compile_ssd_once_for_all_lengths(device: str) -> None:
     calls = []
     for n in (20, 30, 40):
-        made = inputs(2, n)
-        calls.append({"x": made["x"], "log_decay": -torch.rand(2, 4, n), "B": made["B"], "C": made["C"]})
+        made = inputs(2, n, device=device)
+        log_decay = -torch.rand(2, 4, n, device=device)
+        calls.append({"x": made["x"], "log_decay": log_decay, "B": made["B"], "C": made["C"]})
     assert count_compiles(cute_ssd.ssd_chunk_scan, calls) == 1
 
 
@@ -146,12 +148,14 @@ def test_compile_ssd_once_for_all_lengths(device: str) -> None:
 def test_compile_varlen_and_pool_once_for_all_lengths(device: str) -> None:
     calls = []
     for n in (20, 30, 40):
-        p = packed(inputs(1, n))
-        calls.append({**p, "query_start_loc": torch.tensor([0, 7, n], dtype=torch.int32), "return_final_states": True})
+        p = packed(inputs(1, n, device=device))
+        offsets = torch.tensor([0, 7, n], dtype=torch.int32, device=device)
+        calls.append({**p, "query_start_loc": offsets, "return_final_states": True})
     assert count_compiles(cute_ssd.mamba_chunk_scan_varlen, calls) == 1
     for call in calls:
         del call["return_final_states"]
-        call.update(ssm_pool=torch.randn(5, 4, 8, 16), cache_indices=torch.tensor([4, 2], dtype=torch.int32))
+        slots = torch.tensor([4, 2], dtype=torch.int32, device=device)
+        call.update(ssm_pool=torch.randn(5, 4, 8, 16, device=device), cache_indices=slots)
     assert count_compiles(cute_ssd.mamba_chunk_scan_varlen_inplace, calls) == 1
 
 
@@ -159,8 +163,8 @@ def test_compile_varlen_and_pool_once_for_all_lengths(device: str) -> None:
 def test_compile_decode_once_for_all_batches(device: str) -> None:
     calls = []
     for n in (3, 5, 6):
-        step = {name: t[:, 0] if name != "A" else t for name, t in inputs(n, 1).items()}
-        calls.append({**step, "state": torch.randn(n, 4, 8, 16)})
+        step = {name: t[:, 0] if name != "A" else t for name, t in inputs(n, 1, device=device).items()}
+        calls.append({**step, "state": torch.randn(n, 4, 8, 16, device=device)})
     assert count_compiles(cute_ssd.selective_state_update, calls) == 1
 
 

@@ -377,8 +377,8 @@ class Epilogue:
         wide = whole_sectors(operands.y)
         # A slab is free again when the last piece is in registers: large ones, as far as they go.
         config = self.config
-        gated = config.z or config.D is not None
-        pieces = self.pieces(16 if config.channel_D else 32 if gated or config.headdim > 96 else 64)
+        inputs = config.z + (config.D is not None)
+        pieces = self.pieces(16 if config.channel_D or inputs == 2 else 32 if inputs or config.headdim > 96 else 64)
         D = None
         if const_expr(config.D is not None and not config.channel_D):
             D = operands.D[head, 0].to(Float32)
