@@ -2,14 +2,16 @@
 
 Note [Cache]: an entry is a directory, `<cache>/kernels/<key>/`, which holds the host function as an object file, the
 PTX and the machine code of its kernels, and their hashes. The key is the hash of everything that went into it: the
-configuration, the architecture, the sources of this package's kernels, the versions of the compiler and of its runtime.
-So nothing is ever out of date. An entry appears by one rename of a finished directory; one whose hashes do not match is
-thrown away. Processes that want the same kernel at the same time wait for the first one.
+configuration, the architecture, the sources of this package's kernels and of this file, the compiler and its settings
+in the environment, its runtime, and Python, which traces the kernels. So nothing is ever out of date. An entry appears
+by one rename of a finished directory; one whose hashes do not match is thrown away. Processes that want the same kernel
+at the same time wait for the first one.
 """
 
 import contextlib
 import fcntl
 import hashlib
+import os
 import platform
 import shutil
 import sys
@@ -29,6 +31,12 @@ from .kernels.sm100.config import Chunked
 OBJECT, PTX, MACHINE_CODE, HASHES = "host.o", "kernel.ptx", "kernel.cubin", "hashes"
 SYMBOL = "cute_ssd_kernel"
 Configuration = Recurrence | Chunked
+# The compiler, its libraries, of which one flavour of CUDA is installed, and what calls its results.
+PACKAGES = (
+    *("nvidia-cutlass-dsl", *(f"nvidia-cutlass-dsl-libs-{part}" for part in ("base", "core", "cu12", "cu13"))),
+    "apache-tvm-ffi",
+)
+SETTINGS = "CUTE_DSL_"  # how the compiler's variables of the environment begin
 
 _compiled: dict[tuple[Configuration, str, bool], "Compiled"] = {}
 _compiling = threading.Lock()  # the DSL's compiler aborts the process when two threads enter it
@@ -165,16 +173,26 @@ def _session() -> Any:
 
 
 def _key(kernel: Configuration, arch: str) -> str:
-    versions = [f"{name} {metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
+    packages = [f"{name} {_version(name)}" for name in PACKAGES]
+    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)]
+    machine = (platform.machine(), platform.python_version())
     digest = hashlib.sha256()
-    for part in (repr(kernel), arch, str(_session() is not None), platform.machine(), *versions):
+    for part in (repr(kernel), arch, str(_session() is not None), *machine, *packages, *settings):
         digest.update(part.encode() + b"\0")
+    digest.update(Path(__file__).read_bytes())  # the options
     # Now and not at import: the compiler reads the source files again when it compiles.
     kernels = Path(__file__).parent / "kernels"
     own = kernels.rglob if isinstance(kernel, Chunked) else kernels.glob  # the recurrence needs nothing of sm100
     for source in sorted(own("*.py")):
         digest.update(source.relative_to(kernels).as_posix().encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _hash(file: Path) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import launch
 from .errors import UnsupportedError
-from .launch import Operands
+from .launch import NOTHING, Operands, Packed
 from .ops import Asked, present
 from .problem import Problem
 
@@ -24,47 +24,52 @@ def chunk_scan(asked: Asked, *args: Any) -> list[Tensor]:
     p = asked.problem
     packed = cu_seqlens is not None
     y = x.new_zeros(x.shape) if packed else x.new_empty(x.shape)  # rows behind the last sequence are zero
-    count = p.batch if p.num_seqs is None else p.num_seqs
-    wanted = return_final_states or return_varlen_states
-    states = x.new_empty((count, *p.state_shape), dtype=p.state_dtype) if wanted else None
-    first = None
-    if packed and initial_states is not None:  # the row's initial state feeds its first sequence
-        first = torch.arange(count, device=x.device) == 0
-    _run(
-        asked,
-        Operands(
-            x=x,
-            dt=dt if log_decay is None else log_decay.transpose(1, 2),
-            A=A,
-            B=B,
-            C=C,
-            D=_per_channel(D, p),
-            z=z,
-            dt_bias=dt_bias,
-            y=y,
-            offsets=cu_seqlens,
-            initial=initial_states,
-            final=states,
-            flags=first,
-        ),
-        softplus,
-        (low, high),
+
+    def states(count: int | None) -> Tensor:
+        return x.new_empty((count, *p.state_shape), dtype=p.state_dtype)
+
+    final = states(p.batch) if return_final_states else None
+    varlen = states(p.num_seqs) if return_varlen_states else None
+    operands = Operands(
+        x=x,
+        dt=dt if log_decay is None else log_decay.transpose(1, 2),
+        A=A,
+        B=B,
+        C=C,
+        D=_per_channel(D, p),
+        z=z,
+        dt_bias=dt_bias,
+        y=y,
+        offsets=cu_seqlens,
+        initial=initial_states,
+        final=varlen if packed else final,
     )
-    final = states
-    if states is not None and packed and return_final_states:
-        final = _last(states, cu_seqlens, initial_states)
-    return present(y, final if return_final_states else None, states if return_varlen_states else None)
+    if final is not None and p.num_seqs == 0:  # nothing runs: the row's state stays as it is
+        final.zero_() if initial_states is None else final.copy_(initial_states)
+    if packed and asked.plan.chunks is not None:
+        _tiles_of_a_row(asked, operands, softplus, (low, high), final)
+    else:
+        _run(asked, operands, softplus, (low, high), packed=Packed(final) if packed else NOTHING)
+    return present(y, final, varlen)
 
 
-def _last(states: Tensor, offsets: Tensor, initial_states: Tensor | None) -> Tensor:
-    """The state behind a row's last token: of the last sequence with tokens, without any of the first sequence."""
-    if states.shape[0] == 0:
-        if initial_states is None:
-            return states.new_zeros((1, *states.shape[1:]))
-        return initial_states.to(states.dtype, copy=True)
-    numbers = torch.arange(states.shape[0], device=states.device)
-    last = torch.where(offsets.diff() > 0, numbers, 0).argmax(0, keepdim=True)
-    return states.index_select(0, last)
+def _tiles_of_a_row(
+    asked: Asked, operands: Operands, softplus: bool, dt_limit: tuple[float, float], last: Tensor | None
+) -> None:
+    """The chunked kernels give every sequence the state of its number: flags keep all but the first from reading the
+    row's, and the row's last state is copied from those of all sequences."""
+    p, x, offsets = asked.problem, operands.x, operands.offsets
+    assert offsets is not None and p.num_seqs is not None
+    numbers = torch.arange(p.num_seqs, device=x.device)
+    flags = None if operands.initial is None else numbers == 0
+    states = operands.final
+    if last is not None and states is None:
+        states = x.new_empty((p.num_seqs, *p.state_shape), dtype=p.state_dtype)
+    _run(asked, operands._replace(flags=flags, final=states), softplus, dt_limit)
+    if last is not None and states is not None:
+        # Of the last sequence with tokens, without any of the first sequence.
+        index = torch.where(offsets.diff() > 0, numbers, 0).argmax(0, keepdim=True)
+        torch.index_select(states, 0, index, out=last)
 
 
 def chunk_scan_backward(asked: Asked, *args: Any) -> tuple[Tensor, ...]:
@@ -73,7 +78,7 @@ def chunk_scan_backward(asked: Asked, *args: Any) -> tuple[Tensor, ...]:
 
 def chunk_scan_varlen(asked: Asked, *args: Any) -> tuple[Tensor, Tensor]:
     x, dt, A, B, C, query_start_loc, _, D, z, dt_bias, softplus, low, high = args[:13]
-    initial_states, _, return_final_states, return_chunk_states, _, out = args[13:]
+    initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states, _, out = args[13:]
     p = asked.problem
     asked.refuse_overlap(args, ("out", len(args) - 1))
     shape = (p.num_seqs, *p.state_shape) if return_final_states else (0,)
@@ -84,8 +89,11 @@ def chunk_scan_varlen(asked: Asked, *args: Any) -> tuple[Tensor, Tensor]:
         _run(asked, operands, softplus, (low, high))
         return final, x.new_empty(0, dtype=p.state_dtype)
     rows = p.seqlen // p.chunk_size + operands.num_seqs  # those that no sequence needs stay zero
+    if cu_chunk_seqlens is not None:
+        rows = cu_chunk_seqlens.shape[0] - 1
     chunk_states = x.new_zeros((rows, *p.state_shape), dtype=p.state_dtype)
-    _run(asked, operands, softplus, (low, high), chunk_states=chunk_states)
+    left = Packed(None, chunk_states, cu_chunk_seqlens, p.chunk_size)
+    _run(asked, operands, softplus, (low, high), packed=left)
     return final, chunk_states
 
 
@@ -114,15 +122,23 @@ def _run(
     softplus: bool,
     dt_limit: tuple[float, float],
     pad_slot_id: int = -1,
-    chunk_states: Tensor | None = None,
+    packed: Packed = NOTHING,
     single: bool = False,
 ) -> None:
-    """`chunk_states` needs tiles, which a plan has wherever there are tokens."""
+    """Of what `packed` may have tiles leave `chunk_states` only, every so many tiles as the plan says."""
     arch, chunks = asked.plan.device.arch, asked.plan.chunks
     if chunks is None:
-        launch.recurrence(operands, arch, softplus=softplus, dt_limit=dt_limit, pad_slot_id=pad_slot_id, single=single)
+        launch.recurrence(
+            operands,
+            arch,
+            packed=packed,
+            softplus=softplus,
+            dt_limit=dt_limit,
+            pad_slot_id=pad_slot_id,
+            single=single,
+        )
     else:
-        launch.chunked(operands, arch, chunks, chunk_states, softplus, dt_limit, pad_slot_id, asked.kernels)
+        launch.chunked(operands, arch, chunks, packed.chunk_states, softplus, dt_limit, pad_slot_id, asked.kernels)
 
 
 def _packed_row(

@@ -1,5 +1,6 @@
 """Around the launches of a call: which kernels the tensors need, and the views and the workspace that these take."""
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from .compile import compiled
 from .device import MULTIPROCESSORS
 from .errors import UnsupportedError
-from .kernels.dims import MAX_SIZE, VECTOR_BYTES, Recurrence, has_f32x2, rows_are_aligned
+from .kernels.dims import MAX_SIZE, ROWS, VECTOR_BYTES, Recurrence, has_f32x2, rows_are_aligned
 from .kernels.sm100.config import Chunked
 from .plan import Chunks
 from .problem import varies_inside_a_head
@@ -49,13 +50,30 @@ class Operands(NamedTuple):
         return self.x.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
 
 
-ROWS = ("x", "B", "C", "z", "y", "initial", "final")  # read and written in whole vectors
+class Packed(NamedTuple):
+    """What the recurrence kernel may leave of packed sequences besides their states. It also takes fewer initial states
+    than there are sequences: those behind start from zero."""
+
+    last: Tensor | None = None  # (1, nheads, headdim, dstate), written: the state behind the last token of all
+    # (rows, nheads, headdim, dstate), written: states after every chunk of a sequence, its last token ends one.
+    chunk_states: Tensor | None = None
+    chunk_offsets: Tensor | None = None  # (rows + 1,): the chunks; without it they are every chunk_size tokens
+    chunk_size: int = 0
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:3]
+
+
+NOTHING = Packed()
+_TENSORS = (*Operands._fields, *Packed._fields[:3])
 
 
 def recurrence(
     operands: Operands,
     arch: str,
     *,
+    packed: Packed = NOTHING,
     softplus: bool = False,
     dt_limit: tuple[float, float] = (-float("inf"), float("inf")),
     pad_slot_id: int = -1,
@@ -64,10 +82,13 @@ def recurrence(
     """Runs the recurrence kernel on the current stream. `single`: a decode step, one token for each sequence."""
     if operands.num_seqs == 0:
         return
-    kernel, odd = _kernel(_geometries(operands), operands.num_seqs, arch, softplus, single)
+    tensors = (*operands, *packed.tensors)
+    kernel, odd = _kernel(_geometries(tensors), operands.num_seqs, arch, softplus, single)
     if odd:
-        operands = operands._replace(**{name: _dense_last(getattr(operands, name)) for name in odd})
-    compiled(kernel, arch)(*operands, *dt_limit, pad_slot_id)
+        named = zip(_TENSORS, tensors, strict=True)
+        tensors = tuple(t if t is None or name not in odd else _dense_last(t) for name, t in named)
+    chunk_size = min(packed.chunk_size, max(operands.x.shape[1], 1))  # a longer one ends with its sequence anyway
+    compiled(kernel, arch)(*tensors, chunk_size, *dt_limit, pad_slot_id)
 
 
 def chunked(
@@ -136,7 +157,7 @@ def _chunked(
         chunk_states=None if states is None else _DTYPES[states],
         positive_steps=positive_steps and o["A"] is not None,
     )
-    return kernels, tuple(operand for operand in ROWS if (row := o[operand]) is not None and row.has_odd_strides)
+    return kernels, tuple(name for name in ROWS if (row := o[name]) is not None and row.has_odd_strides)
 
 
 def recurrence_kernel(operands: Operands, arch: str, *, softplus: bool, single: bool) -> Recurrence:
@@ -161,9 +182,8 @@ class _Geometry(NamedTuple):
     def name(self) -> str:
         return _DTYPES[self.dtype]
 
-    @property
-    def is_aligned(self) -> bool:
-        return rows_are_aligned(self.dtype.itemsize, self.shape, self.strides, self.misalignment)
+    def is_aligned(self, nbytes: int) -> bool:
+        return rows_are_aligned(self.dtype.itemsize, self.shape, self.strides, self.misalignment, nbytes)
 
     @property
     def has_odd_strides(self) -> bool:
@@ -172,15 +192,16 @@ class _Geometry(NamedTuple):
         return any(stride * self.dtype.itemsize % VECTOR_BYTES for stride in self.strides[:-1])
 
 
-def _geometries(operands: Operands) -> tuple[Any, ...]:
-    """The fields of a `_Geometry` for each operand. They are looked up at every call: tuples without names, because
+def _geometries(tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """The fields of a `_Geometry` for each tensor. They are looked up at every call: tuples without names, because
     those take twice as long to make."""
-    return tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % VECTOR_BYTES) for t in operands])
+    return tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % VECTOR_BYTES) for t in tensors])
 
 
 def _named(geometries: tuple[Any, ...]) -> dict[str, _Geometry | None]:
+    """Those that are not given are None, as some may be that are."""
     named = (None if fields is None else _Geometry(*fields) for fields in geometries)
-    return dict(zip(Operands._fields, named, strict=True))
+    return dict.fromkeys(_TENSORS) | dict(zip(_TENSORS, named, strict=False))
 
 
 def _of_operands(o: dict[str, _Geometry | None]) -> dict[str, Any]:
@@ -202,22 +223,18 @@ def _of_operands(o: dict[str, _Geometry | None]) -> dict[str, Any]:
 def _kernel(
     geometries: tuple[Any, ...], num_seqs: int, arch: str, softplus: bool, single: bool
 ) -> tuple[Recurrence, tuple[str, ...]]:
-    """The kernel, and the operands whose last dimension has a stride that it does not take."""
+    """The kernel, and the tensors whose last dimension has a stride that it does not take."""
     o = _named(geometries)
     if reasons := _obstacles(o, num_seqs):
         raise UnsupportedError(f"The recurrence kernel cannot run this call: {'; '.join(reasons)}.")
-    fields = _of_operands(o)
-    states = (fields["initial"], fields["final"])
-    fits = Recurrence.fits(fields["headdim"], fields["dstate"], fields["dtype"], states)
-    odd = tuple(operand for operand in ROWS if (row := o[operand]) is not None and row.strides[-1] != 1)
+    more: dict[str, Any] = {name: None if (given := o[name]) is None else given.name for name in Packed._fields[:3]}
+    rows = {name: row for name in ROWS if (row := o[name]) is not None}
     kernel = Recurrence(
-        **fields,
-        softplus=softplus,
-        single=single,
-        aligned=fits and all(row.is_aligned for operand in ROWS if (row := o[operand]) is not None),
-        f32x2=has_f32x2(arch),
+        **_of_operands(o), **more, softplus=softplus, single=single, aligned=True, f32x2=has_f32x2(arch)
     )
-    return kernel, odd
+    aligned = kernel.has_vectors and all(row.is_aligned(kernel.access_bytes(name)) for name, row in rows.items())
+    odd = tuple(name for name, row in rows.items() if row.strides[-1] != 1)
+    return replace(kernel, aligned=aligned), odd
 
 
 def _obstacles(operands: dict[str, _Geometry | None], num_seqs: int) -> list[str]:

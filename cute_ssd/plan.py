@@ -164,8 +164,6 @@ def require_support(problem: Problem, device: Device) -> None:
         reasons.append(
             "seq_idx makes sequences that only the data know (pass cu_seqlens, or a row of the batch for each sequence)"
         )
-    if problem.chunk_states != "none":
-        reasons += _no_chunk_states(problem, device)
     if reasons:
         raise UnsupportedError(
             f"{problem.function} has no kernel on {device.arch} for this call: {'; '.join(reasons)}; pass CPU tensors "
@@ -205,10 +203,8 @@ def _on_gpu(p: Problem, device: Device) -> Plan:
         f"{_tokens(p)} token(s) a sequence are modelled at {tiled} clocks in tiles on the tensor cores, at {alone} "
         "clocks token by token"
     )
-    if tiled >= alone and p.chunk_states == "none":
+    if tiled >= alone:
         return _recurrence(p, device, reason)
-    if p.chunk_states != "none":
-        reason = "chunk states are left by tiles only"
     tiles = chunks.tiles if p.num_seqs is not None else chunks.tiles // p.batch
     flops = useful_flops(p.batch, p.seqlen, p.nheads, p.headdim, p.ngroups, p.dstate)
     return Plan(p, device, "chunked", reason, Q, tiles, _sequences(p), p.nheads, flops, chunks)
@@ -242,17 +238,13 @@ def _untiled(p: Problem, device: Device) -> list[str]:
         found.append(f"{_sequences(p)} sequences of up to {p.seqlen} tokens are more than a grid can have")
     if p.misaligned:
         found.append(f"rows of {', '.join(p.misaligned)} do not all start at multiples of 16 bytes")
-    return found
-
-
-def _no_chunk_states(p: Problem, device: Device) -> list[str]:
-    """Why no kernel leaves the chunk states that `p` asks for: tiles do, and they have Q tokens."""
     if p.chunk_states == "own":
-        return ["chunk states at cu_chunk_seqlens, expected every chunk_size tokens"]
-    found = [f"chunk states: {reason}" for reason in _untiled(p, device)]
-    if p.chunk_size % Q:
+        found.append("chunk states are wanted at cu_chunk_seqlens, tiles leave them every chunk_size tokens")
+    elif p.chunk_states == "spaced" and p.chunk_size % Q:
         nearest = max(Q, (p.chunk_size + Q // 2) // Q * Q)
-        found.append(f"chunk states every {p.chunk_size} tokens, expected a multiple of {Q}: the nearest is {nearest}")
+        found.append(
+            f"chunk states are wanted every {p.chunk_size} tokens, tiles have {Q}: the nearest multiple is {nearest}"
+        )
     return found
 
 

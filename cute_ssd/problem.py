@@ -183,7 +183,7 @@ def varlen(
     if cu_chunk_seqlens is not None:
         checks.offsets("cu_chunk_seqlens", cu_chunk_seqlens, x)
     wanted = "none"
-    if return_chunk_states or cu_chunk_seqlens is not None:
+    if return_chunk_states:
         wanted = "spaced" if cu_chunk_seqlens is None else "own"
     return problem._replace(
         initial_states=initial_states is not None,

@@ -244,24 +244,26 @@ def test_other_refusals_are_known_to_explain() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"chunk_size": 64}, "chunk states every 64 tokens, expected a multiple of 128: the nearest is 128"),
-        ({"chunk_size": 200}, "chunk states every 200 tokens, expected a multiple of 128: the nearest is 256"),
-        ({"dtype": F32}, "chunk states: float32 inputs are never rounded"),
-        ({"chunk_states": "own"}, "chunk states at cu_chunk_seqlens, expected every chunk_size tokens"),
-        ({"misaligned": ("z",)}, "chunk states: rows of z do not all start"),
+        ({"chunk_size": 64}, "chunk states are wanted every 64 tokens, tiles have 128: the nearest multiple is 128"),
+        ({"chunk_size": 200}, "chunk states are wanted every 200 tokens, tiles have 128: the nearest multiple is 256"),
+        ({"dtype": F32}, "float32 inputs are never rounded"),
+        ({"chunk_states": "own"}, "are wanted at cu_chunk_seqlens, tiles leave them every chunk_size tokens"),
+        ({"misaligned": ("z",)}, "rows of z do not all start"),
     ],
 )
-def test_chunk_states_that_no_kernel_leaves(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        planned(**{"chunk_states": "spaced", "num_seqs": 4, **changes})
+def test_chunk_states_that_tiles_do_not_leave(changes: dict[str, Any], reason: str) -> None:
+    found = planned(**{"chunk_states": "spaced", "num_seqs": 4, **changes})
+    assert found.backend == "recurrence" and reason in found.reason
 
 
-def test_chunk_states_need_tiles_however_short() -> None:
-    found = planned(chunk_states="spaced", num_seqs=4, seqlen=8)
-    assert found.backend == "chunked" and "chunk states are left by tiles only" in str(found)
-    assert found.chunks is not None and found.chunks.chunk_tiles == 2
-    made = packed(return_chunk_states=True)
-    assert cute_ssd.explain(cute_ssd.mamba_chunk_scan_varlen, **made, arch="sm_100a").chunks.chunk_tiles == 2  # type: ignore[union-attr]
-    with pytest.raises(UnsupportedError, match="cu_chunk_seqlens"):
-        own = torch.empty(4, dtype=torch.int32, device="meta")
-        cute_ssd.explain(cute_ssd.mamba_chunk_scan_varlen, **packed(cu_chunk_seqlens=own), arch="sm_100a")
+def test_chunk_states_of_tiles() -> None:
+    """As without them: token by token where that is sooner done."""
+    found = planned(chunk_states="spaced", num_seqs=4)
+    assert found.backend == "chunked" and found.chunks is not None and found.chunks.chunk_tiles == 2
+    assert planned(chunk_states="spaced", num_seqs=4, seqlen=8).backend == "recurrence"
+    made, own = packed(return_chunk_states=True), torch.empty(4, dtype=torch.int32, device="meta")
+    for more, backend in (({}, "chunked"), ({"cu_chunk_seqlens": own}, "recurrence")):
+        found = cute_ssd.explain(cute_ssd.mamba_chunk_scan_varlen, **made, **more, arch="sm_100a")
+        assert found.backend == backend
+    only_checked = packed(cu_chunk_seqlens=own)  # without return_chunk_states there are none
+    assert cute_ssd.explain(cute_ssd.mamba_chunk_scan_varlen, **only_checked, arch="sm_100a").backend == "chunked"

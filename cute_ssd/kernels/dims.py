@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import gcd
 from typing import Any, NamedTuple
 
 WARP = 32
 MAX_SIZE = 256  # of headdim and dstate
 VECTOR_BYTES = 16
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Operands of `Recurrence`: states, and all whose rows are read and written in vectors.
+STATES = ("initial", "final", "last", "chunk_states")
+ROWS = ("x", "B", "C", "z", "y", *STATES)
 STATE_REGISTERS = 128  # fp32 state elements that one thread may hold and still leave room for two warps a scheduler
 FEW_REGISTERS = 64  # one token: as many bytes in flight, in smaller pieces; single elements: addresses take the rest
 MAX_WARPS = 5  # a headdim of 80 is five warps of 16 rows
@@ -22,10 +26,12 @@ def has_f32x2(arch: str) -> bool:
     return 100 <= int(arch.removeprefix("sm_").rstrip("af")) < 120
 
 
-def rows_are_aligned(itemsize: int, shape: Sequence[int], strides: Sequence[int], start: int) -> bool:
-    """Whether every row of a tensor at address `start` begins at a multiple of 16 bytes."""
+def rows_are_aligned(
+    itemsize: int, shape: Sequence[int], strides: Sequence[int], start: int, nbytes: int = VECTOR_BYTES
+) -> bool:
+    """Whether every row of a tensor at address `start` begins at a multiple of `nbytes`."""
     pitches = (stride * itemsize for size, stride in zip(shape[:-1], strides, strict=False) if size > 1)
-    return start % VECTOR_BYTES == 0 and not any(pitch % VECTOR_BYTES for pitch in pitches)
+    return start % nbytes == 0 and not any(pitch % nbytes for pitch in pitches)
 
 
 class Layout(NamedTuple):
@@ -76,7 +82,9 @@ class Recurrence:
     dt holds log decays where `A` is None. `offsets`, `slots` are the dtypes of query_start_loc and of the slot
     indices; without offsets every row of the batch is a sequence, without slots sequence s has state s. `single`
     is the decode step: one token per sequence, and zeros for a sequence whose slot is padding. `aligned` promises
-    that all rows of x, B, C, z, y and states start at multiples of 16 bytes and are whole vectors.
+    that all rows of x, B, C, z, y and states start at multiples of `access_bytes`; without it every access has one
+    element. Packed sequences may leave more: `last` is the dtype of the state behind the last token of all, and
+    `chunk_states` that of states after every chunk, whose ends have dtype `chunk_offsets`, or are spaced evenly.
     """
 
     headdim: int
@@ -96,6 +104,9 @@ class Recurrence:
     single: bool
     aligned: bool
     f32x2: bool
+    last: str | None = None
+    chunk_states: str | None = None
+    chunk_offsets: str | None = None
 
     def build(self) -> tuple[Any, list[Any]]:
         """The kernel and tensors without data to compile it on. Imports the compiler."""
@@ -105,15 +116,36 @@ class Recurrence:
         return RecurrenceKernel(self), fake_arguments(self)
 
     @property
-    def width(self) -> int:
-        """Elements of x in one access."""
-        return VECTOR_BYTES // ITEMSIZE[self.dtype] if self.aligned else 1
+    def row_vector(self) -> int:
+        """Elements of one access to x, z and y."""
+        return self._vector(self.headdim, self.dtype)
+
+    @property
+    def column_vector(self) -> int:
+        """Elements of one access to B and C."""
+        return self._vector(self.dstate, self.dtype)
 
     @property
     def state_vector(self) -> int:
-        """Elements of one access to the state; 128 bits of the wider one of the states that are read and written."""
-        sizes = [ITEMSIZE[dtype] for dtype in (self.initial, self.final) if dtype is not None]
-        return VECTOR_BYTES // max(sizes or [ITEMSIZE[self.dtype]]) if self.aligned else 1
+        """Elements of one access to a state, the same for all that are read and written."""
+        states = (getattr(self, name) for name in STATES)
+        return self._vector(self.dstate, *([dtype for dtype in states if dtype] or [self.dtype]))
+
+    def _vector(self, size: int, *dtypes: str) -> int:
+        """Of rows of `size` elements: 128 bits of the widest dtype, or as many less as make a row of whole accesses."""
+        return gcd(size, VECTOR_BYTES // max(ITEMSIZE[dtype] for dtype in dtypes)) if self.aligned else 1
+
+    def access_bytes(self, operand: str) -> int:
+        """Of one access to an operand that has rows, of ROWS."""
+        if operand in STATES:
+            return self.state_vector * ITEMSIZE[getattr(self, operand)]
+        return (self.column_vector if operand in ("B", "C") else self.row_vector) * ITEMSIZE[self.dtype]
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether states move in vectors. Where they cannot, x does not either: there are no registers for both the
+        addresses of single elements and those of vectors."""
+        return self.state_vector > 1
 
     @property
     def layout(self) -> Layout:
@@ -153,15 +185,6 @@ class Recurrence:
         alignment = 8 * VECTOR_BYTES  # of as many tensors
         return self.stages * (staged + tokens * 8) + tokens * rows * 4 * (1 + self.layout.copies) + rows * 4 + alignment
 
-    @staticmethod
-    def fits(headdim: int, dstate: int, dtype: str, states: tuple[str | None, ...]) -> bool:
-        """Whether rows of these sizes can be `aligned`."""
-        sizes = [ITEMSIZE[d] for d in states if d is not None]
-        return all(
-            size * item % VECTOR_BYTES == 0
-            for size, item in [(headdim, ITEMSIZE[dtype]), (dstate, ITEMSIZE[dtype])] + [(dstate, s) for s in sizes]
-        )
-
 
 @lru_cache(maxsize=1024)
 def layout(headdim: int, dstate: int, vector: int, single: bool) -> Layout:
@@ -176,7 +199,7 @@ def layout(headdim: int, dstate: int, vector: int, single: bool) -> Layout:
     for lanes, rows in product((1, 2, 4, 8, 16, 32), (4, 8, 16, 32)):
         chunks = -(-dstate // (lanes * vector))
         found = Layout(lanes, rows, vector, chunks, 1)
-        if found.thread_elements <= limit:
+        if found.thread_elements <= limit and found.warp_rows % 8 == 0:  # whole vectors of x for each warp
             candidates.append(found)
     best = min(candidates, key=cost)
     warps = -(-headdim // best.warp_rows)

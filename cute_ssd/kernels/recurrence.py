@@ -15,7 +15,7 @@ from cutlass.memory import SmemAllocator
 
 from .arithmetic import add2, choose, clamp, fma2, kept, mul2, numeric, silu, softplus
 from .dims import WARP, Recurrence
-from .views import flat, load_wide, vector, vector_in
+from .views import bound, flat, load_wide, vector, vector_in
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
 
@@ -34,11 +34,16 @@ class Tensors(NamedTuple):
     final: Any
     slots: Any
     flags: Any
+    last: Any
+    chunk_states: Any
+    chunk_offsets: Any
 
 
 class Place(NamedTuple):
     """What a CTA works on. Offsets are in elements, of the first token and the CTA's first row."""
 
+    sequence: Any
+    start: Any  # its first token, in the row
     length: Any  # tokens
     head: Any
     row: Any  # first row of headdim
@@ -50,6 +55,7 @@ class Place(NamedTuple):
     C: Any
     read: Any  # whether there is a state to start from
     live: Any  # whether there is a state to leave; if not, a decode step gives zeros
+    last: Any  # whether this state is the one behind the last token of all
     slot: Any
 
 
@@ -102,6 +108,10 @@ class RecurrenceKernel:
         final: MaybeTensor,
         slots: MaybeTensor,  # (num_seqs,)
         flags: MaybeTensor,  # (num_seqs,)
+        last: MaybeTensor,  # (1, H, P, N)
+        chunk_states: MaybeTensor,  # (chunks, H, P, N)
+        chunk_offsets: MaybeTensor,  # (chunks + 1,)
+        chunk_size: Int32,
         dt_min: Float32,
         dt_max: Float32,
         pad_slot: Int64,
@@ -111,13 +121,14 @@ class RecurrenceKernel:
         if const_expr(offsets is not None):
             sequences = offsets.shape[0] - 1
         self.kernel(
-            x, dt, A, B, C, D, z, dt_bias, y, offsets, initial, final, slots, flags, dt_min, dt_max, pad_slot
+            x, dt, A, B, C, D, z, dt_bias, y, offsets, initial, final, slots, flags, last, chunk_states, chunk_offsets,
+            chunk_size, dt_min, dt_max, pad_slot,
         ).launch(
             grid=[sequences * x.shape[2] * self.config.blocks, 1, 1],
             block=[self.threads, 1, 1],
             smem=self.config.shared_bytes,
             stream=stream,
-        )
+        )  # fmt: skip
 
     @cute.kernel
     def kernel(
@@ -136,12 +147,18 @@ class RecurrenceKernel:
         final: MaybeTensor,
         slots: MaybeTensor,
         flags: MaybeTensor,
+        last: MaybeTensor,
+        chunk_states: MaybeTensor,
+        chunk_offsets: MaybeTensor,
+        chunk_size: Int32,
         dt_min: Float32,
         dt_max: Float32,
         pad_slot: Int64,
     ) -> None:
         thread, smem = self.thread(), self.allocate()
-        tensors = Tensors(x, z, B, C, dt, y, offsets, initial, final, slots, flags)
+        tensors = Tensors(
+            x, z, B, C, dt, y, offsets, initial, final, slots, flags, last, chunk_states, chunk_offsets
+        )  # fmt: skip
         place = self.locate(tensors, pad_slot)
         # The copies first: they need no slot, and a narrow state is waited for when it is widened.
         cursor = self.cursor((place.x, place.z, place.B, place.C))
@@ -159,6 +176,9 @@ class RecurrenceKernel:
                 self.load_state(state, initial, place, thread)
         self.fill_constants(smem, D, place, thread)
         self.discretise(smem, raw, rate, bias, dt_min, dt_max, thread, 0)
+        chunk = cute.make_rmem_tensor(2, Int32)  # the row of its state, the token behind it
+        if const_expr(chunk_states is not None):
+            self.first_chunk(chunk, tensors, place, thread, chunk_size)
 
         tiles = cute.ceil_div(place.length, self.tile)
         for tile in cutlass.range(tiles, unroll=1):
@@ -173,13 +193,18 @@ class RecurrenceKernel:
             cute.arch.sync_warp()
             for token in cutlass.range(count, unroll=1):
                 self.token(state, smem, thread, token, current)
+                if const_expr(chunk_states is not None):
+                    self.leave_chunk(state, chunk, tensors, place, thread, tile * self.tile + token + 1, chunk_size)
             if const_expr(not self.config.single):
                 self.discretise(smem, raw, rate, bias, dt_min, dt_max, thread, 1 - current)
             cute.arch.sync_warp()
             self.finish(y, smem, place, thread, tile, count, current)
         if const_expr(final is not None):  # noqa: SIM102
             if place.live:
-                self.store_state(state, final, place, thread)
+                self.store_state(state, final, place.slot, place, thread)
+        if const_expr(last is not None):  # noqa: SIM102
+            if place.last:
+                self.store_state(state, last, 0, place, thread)
 
     def thread(self) -> Thread:
         layout = self.layout
@@ -219,11 +244,16 @@ class RecurrenceKernel:
         head = block // self.config.blocks % nheads
         sequence = block // (self.config.blocks * nheads)
         batch, start, length = sequence, Int32(0), t.x.shape[1]
+        last = cutlass.Boolean(False)
         if const_expr(t.offsets is not None):
-            # Wrong offsets give wrong results, but never an access outside of the tensors.
-            start = Int32(cutlass.max(cutlass.min(Int64(t.offsets[sequence]), Int64(t.x.shape[1])), Int64(0)))
-            stop = Int32(cutlass.min(Int64(t.offsets[sequence + 1]), Int64(t.x.shape[1])))
+            start = bound(t.offsets, sequence, t.x.shape[1])
+            stop = bound(t.offsets, sequence + 1, t.x.shape[1])
             batch, length = Int32(0), cutlass.max(stop - start, 0)
+            if const_expr(t.last is not None):
+                # Offsets never fall: behind the last sequence with tokens are only such as end where it does. Where
+                # none has any, the row leaves what it started with.
+                end = bound(t.offsets, t.offsets.shape[0] - 1, t.x.shape[1])
+                last = ((length > 0) & (stop == end)) | ((sequence == 0) & (end == 0))
         slot = Int64(sequence)
         live = cutlass.Boolean(True)
         if const_expr(t.slots is not None):
@@ -231,10 +261,14 @@ class RecurrenceKernel:
             states = Int64((t.initial if const_expr(t.initial is not None) else t.final).shape[0])
             live = (slot != pad_slot) & (slot >= 0) & (slot < states) & (length > 0)
         read = live
+        if const_expr(t.initial is not None and t.offsets is not None and t.slots is None):
+            read = slot < Int64(t.initial.shape[0])  # the state of a whole row is that of its first sequence
         if const_expr(t.flags is not None):
             read = live & t.flags[sequence]
         group = head // (nheads // t.B.shape[2])
         return Place(
+            sequence,
+            start,
             length,
             head,
             row,
@@ -246,8 +280,52 @@ class RecurrenceKernel:
             flat(t.C, batch, start, group),
             read,
             live,
+            last,
             slot,
         )
+
+    @cute.jit
+    def first_chunk(self, chunk: cute.Tensor, t: Tensors, place: Place, thread: Thread, chunk_size: Int32) -> None:
+        """Where the sequence's first chunk ends, and how many chunks the sequences before it have."""
+        row = Int32(0)
+        if const_expr(t.chunk_offsets is None):
+            for other in cutlass.range(thread.lane, place.sequence, WARP, unroll=1):
+                length = bound(t.offsets, other + 1, t.x.shape[1]) - bound(t.offsets, other, t.x.shape[1])
+                row += (cutlass.max(length, 0) + chunk_size - 1) // chunk_size
+            row = cute.arch.warp_reduction_sum(row)
+        else:
+            beyond = Int32(t.chunk_offsets.shape[0] - 1)  # the chunk is at `row` or behind it, but before this one
+            while row < beyond:
+                middle = (row + beyond) // 2
+                if bound(t.chunk_offsets, middle + 1, t.x.shape[1]) <= place.start:
+                    row = middle + 1
+                else:
+                    beyond = middle
+        chunk[0] = row
+        chunk[1] = self.chunk_end(t, place, row, Int32(0), chunk_size)
+
+    @cute.jit
+    def chunk_end(self, t: Tensors, place: Place, row: Int32, begin: Int32, chunk_size: Int32) -> Int32:
+        """Tokens of the sequence before the end of the chunk that begins behind `begin` of them."""
+        end = begin + chunk_size
+        if const_expr(t.chunk_offsets is not None):
+            there = cutlass.min(row + 1, t.chunk_offsets.shape[0] - 1)
+            end = bound(t.chunk_offsets, there, t.x.shape[1]) - place.start
+        return end
+
+    @cute.jit
+    def leave_chunk(self, state: cute.Tensor, chunk: cute.Tensor, t: Tensors, place: Place, thread: Thread,
+                    tokens: Int32, chunk_size: Int32) -> None:  # fmt: skip
+        """Where a chunk ends behind this many tokens: its state, and where the next one ends."""
+        ends = tokens == chunk[1]
+        if const_expr(t.chunk_offsets is None):
+            ends = ends | (tokens == place.length)
+        if ends:
+            row = chunk[0]
+            if row < t.chunk_states.shape[0]:
+                self.store_state(state, t.chunk_states, row, place, thread)
+            chunk[0] = row + 1
+            chunk[1] = self.chunk_end(t, place, row + 1, tokens, chunk_size)
 
     @cute.jit
     def fill_constants(self, smem: Smem, D: MaybeTensor, place: Place, thread: Thread) -> None:
@@ -304,10 +382,13 @@ class RecurrenceKernel:
     def copy_tile(self, source: cute.Tensor, target: cute.Tensor, offset: Int64, size: Constexpr, rows: Constexpr,
                   place: Place, count: Int32, stage: Int32, thread: Thread) -> None:  # fmt: skip
         """The first `size` elements of `count` tokens; of them, where they are `rows` of headdim, those there are."""
-        width, pitch = self.config.width, Int64(source.stride[1])
+        width = self.config.row_vector if const_expr(rows) else self.config.column_vector
+        pitch = Int64(source.stride[1])
         whole = self.config.whole_blocks or not rows
-        if const_expr(width > 1):
-            copy = cute.make_copy_atom(cpasync.CopyG2SOp(), source.element_type, num_bits_per_copy=128)
+        each = size // width
+        bits = width * source.element_type.width
+        copy = cute.make_copy_atom(cpasync.CopyG2SOp(), source.element_type, num_bits_per_copy=max(bits, 32))
+        if const_expr(width > 1 and self.threads % each == 0):
             for token, later, column in self.pieces(thread.index, self.threads, size, width):
                 present = token < count - later
                 if const_expr(not whole):
@@ -318,13 +399,18 @@ class RecurrenceKernel:
                         copy, vector(source, where, width), vector_in(target, width, column, token + later, stage)
                     )
         else:
-            for index in cutlass.range(thread.index, count * size, self.threads, unroll=4):
-                token, column = index // size, index % size
+            # Where threads take no whole tokens, unrolled copies would each keep an address of their own in registers.
+            for index in cutlass.range(thread.index, count * each, self.threads, unroll=1 if width > 1 else 2):
+                token, column = index // each, index % each * width
                 present = cutlass.Boolean(True)
                 if const_expr(not whole):
                     present = place.row + column < self.config.headdim
                 if present:
-                    target[column, token, stage] = vector(source, offset + Int64(token) * pitch + column, 1)[0]
+                    found = vector(source, offset + Int64(token) * pitch + column, width)
+                    if const_expr(width > 1):
+                        cute.copy(copy, found, vector_in(target, width, column, token, stage))
+                    else:
+                        target[column, token, stage] = found[0]
 
     @cute.jit
     def load_dt(self, dt: cute.Tensor, place: Place, thread: Thread, tile: Int32) -> Any:
@@ -353,7 +439,7 @@ class RecurrenceKernel:
     @cute.jit
     def prepare(self, smem: Smem, place: Place, thread: Thread, count: Int32, stage: Int32) -> None:
         """dt x of the warp's rows in fp32; zero where there are no rows, so that their states stay zero."""
-        width = self.config.width
+        width = self.config.row_vector
         for token, later, column in self.pieces(thread.lane, WARP, self.layout.warp_rows, width):
             row = thread.warp_row + column
             if token < count - later:
@@ -428,7 +514,7 @@ class RecurrenceKernel:
     def finish(self, y: cute.Tensor, smem: Smem, place: Place, thread: Thread, tile: Int32, count: Int32,
                stage: Int32) -> None:  # fmt: skip
         """y of the warp's rows: skip, gate, rounding, and whole vectors to global memory."""
-        width, pitch = self.config.width, Int64(y.stride[1])
+        width, pitch = self.config.row_vector, Int64(y.stride[1])
         base = place.y + Int64(tile) * (pitch * self.tile)
         for token, later, column in self.pieces(thread.lane, WARP, self.layout.warp_rows, width):
             row = thread.warp_row + column
@@ -473,11 +559,11 @@ class RecurrenceKernel:
                         state[i, chunk * layout.vector + n] = found[n]
 
     @cute.jit
-    def store_state(self, state: cute.Tensor, states: cute.Tensor, place: Place, thread: Thread) -> None:
+    def store_state(self, state: cute.Tensor, states: cute.Tensor, slot: Any, place: Place, thread: Thread) -> None:
         layout, P, N = self.layout, self.config.headdim, self.config.dstate
         for i in range_constexpr(layout.rows):
             row = place.row + thread.row + (i ^ thread.turn)
-            base = flat(states, place.slot, place.head, row)
+            base = flat(states, slot, place.head, row)
             for chunk in range_constexpr(layout.chunks):
                 column = thread.column + chunk * layout.lanes * layout.vector
                 values = cute.make_rmem_tensor(layout.vector, Float32)

@@ -43,7 +43,7 @@ class Row(NamedTuple):
     arch: str
     dstate: int
     registers: int
-    instructions: float | None  # of a token and state element
+    instructions: float  # of a token and state element
     load_bytes: str  # of one access to the state | B and C | x
     warps: int  # resident on a multiprocessor
     bound: str
@@ -72,35 +72,35 @@ def _operands(dstate: int, batch: int, seqlen: int) -> launch.Operands:
     )  # fmt: skip
 
 
-def _counts(arch: str, dstate: int, seqlen: int) -> dict[str, int]:
+def _counts(arch: str, dstate: int, seqlen: int, single: bool = False) -> dict[str, int]:
+    """Executed warp instructions by class. Packs only name the halves of a register pair: they are none."""
     with emulator.emulate(arch, sanitize=False) as report:
-        launch.recurrence(_operands(dstate, 1, seqlen), arch, softplus=True)
-    return report.launches[0].instructions
+        launch.recurrence(_operands(dstate, 1, seqlen), arch, softplus=True, single=single)
+    return {name: count for name, count in report.launches[0].instructions.items() if name != "pack"}
 
 
 def _scan(arch: str, dstate: int) -> Row:
     """A long sequence: the steady state of one token after the other."""
     kernel, chip = launch.recurrence_kernel(_operands(dstate, 1, 2), arch, softplus=True, single=False), CHIPS[arch]
     before, after = _counts(arch, dstate, TOKENS), _counts(arch, dstate, 2 * TOKENS)
-    counts = {name: (after[name] - before.get(name, 0)) / TOKENS for name in after if name != "pack"}
+    counts = {name: (after[name] - before.get(name, 0)) / TOKENS for name in after}
     issued = sum(counts.values()) / PARTS  # cycles for a token of a head, the work spread over the parts
     arithmetic = (counts.get("float", 0) + 2 * counts.get("float x2", 0)) * chip.fma_cycles / PARTS
     moved = 2 * (2 * HEADDIM + 2 * dstate) + 4  # x, y, B, C and dt of the token
     memory = moved / (chip.terabytes * 1e3 / chip.gigahertz / chip.multiprocessors)
     cycles, binds = max((issued, "issue"), (arithmetic, "fp32 arithmetic"), (memory, "memory"))
     rate = chip.multiprocessors * chip.gigahertz / cycles
-    instructions = sum(counts.values()) * WARP / (HEADDIM * dstate)
-    return _row("scan", kernel, arch, instructions, f"{rate:.1f} tokens x heads / ns: {binds}")
+    return _row("scan", kernel, arch, sum(counts.values()), f"{rate:.1f} tokens x heads / ns: {binds}")
 
 
 def _step(arch: str, dstate: int) -> Row:
-    """A decode step, of so many rows that the memory is busy."""
+    """A decode step, of so many rows that the memory is busy; the instructions are all of a row's."""
     kernel, chip = launch.recurrence_kernel(_operands(dstate, 2, 1), arch, softplus=True, single=True), CHIPS[arch]
     warps = _warps(kernel, arch)
     flight = warps * WARP * kernel.layout.thread_elements * ITEMSIZE["float32"] / 1024
     nanoseconds = HEADDIM * dstate * FP32_LOAD / (chip.terabytes * 1e3)
     bound = f"{nanoseconds:.1f} ns a head: memory, {flight:.0f} KB in flight on a multiprocessor"
-    return _row("step", kernel, arch, None, bound)
+    return _row("step", kernel, arch, sum(_counts(arch, dstate, 1, single=True).values()), bound)
 
 
 def _warps(kernel: Recurrence, arch: str) -> int:
@@ -109,10 +109,11 @@ def _warps(kernel: Recurrence, arch: str) -> int:
     return resident_ctas(found, threads, kernel.shared_bytes, arch) * kernel.layout.warps
 
 
-def _row(name: str, kernel: Recurrence, arch: str, instructions: float | None, bound: str) -> Row:
+def _row(name: str, kernel: Recurrence, arch: str, executed: float, bound: str) -> Row:
+    """`executed`: warp instructions for a token of a head."""
     found = resources(compiled(kernel, arch).machine_code)
-    item = ITEMSIZE[kernel.dtype]
-    loads = (kernel.state_vector * ITEMSIZE[kernel.initial or "float32"], kernel.width * item, kernel.width * item)
+    loads = [kernel.access_bytes(operand) for operand in ("initial", "B", "x")]
+    instructions = executed * WARP / (HEADDIM * kernel.dstate)
     return Row(name, arch, kernel.dstate, found.registers, instructions, " / ".join(map(str, loads)),
                _warps(kernel, arch), bound)  # fmt: skip
 
@@ -125,8 +126,7 @@ def main() -> None:
     print("| kernel | arch | dstate | registers | instructions | bytes a load | warps | modelled bound: what binds |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows(arguments.arch, arguments.dstate):
-        instructions = "" if row.instructions is None else f"{row.instructions:.2f}"
-        print("|", " | ".join(map(str, row._replace(instructions=instructions))), "|", flush=True)  # type: ignore[arg-type]
+        print("|", " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row), "|", flush=True)
 
 
 if __name__ == "__main__":

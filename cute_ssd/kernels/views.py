@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64
 
 from .arithmetic import numeric, widen
-from .dims import VECTOR_BYTES, Recurrence
+from .dims import ROWS, STATES, Recurrence
 
 
 def flat(tensor: Any, *coordinates: Any) -> Any:
@@ -27,6 +28,12 @@ def vector(tensor: Any, offset: Any, width: int) -> Any:
 def vector_in(tensor: Any, width: int, *coordinates: Any) -> Any:
     """`width` elements of shared memory from the given coordinates on."""
     return vector(tensor, cute.crd2idx(coordinates, tensor.layout), width)
+
+
+def bound(offsets: Any, index: Any, seqlen: Any) -> Any:
+    """offsets[index]; wrong offsets give wrong results, but never an access outside of the tensors."""
+    loaded = Int64(vector(offsets, flat(offsets, index), 1)[0])
+    return Int32(cutlass.max(cutlass.min(loaded, Int64(seqlen)), Int64(0)))
 
 
 def load_wide(source: Any) -> Any:
@@ -87,9 +94,20 @@ def fake_operands(config: Any, rows: Callable[..., Any]) -> dict[str, Any]:
 
 def fake_arguments(config: Recurrence) -> list[Any]:
     """Of `RecurrenceKernel.__call__`."""
-    align = VECTOR_BYTES if config.aligned else None
+    ends = config.chunk_offsets and cute.runtime.make_fake_tensor(
+        numeric(config.chunk_offsets), (cute.sym_int32(),), (cute.sym_int64(),)
+    )
+    operands = fake_operands(config, lambda dtype, *shape: fake_rows(dtype, shape, None))
+    state = (operands["x"].shape[2], config.headdim, config.dstate)
+    operands |= {name: fake_rows(getattr(config, name), (cute.sym_int32(), *state), None) for name in STATES[2:]}
+    for name in ROWS:
+        if (tensor := operands[name]) is not None:
+            dtype = getattr(config, name) if name in STATES else config.dtype
+            operands[name] = fake_rows(dtype, tensor.shape, config.access_bytes(name))
     return [
-        *fake_operands(config, lambda dtype, *shape: fake_rows(dtype, shape, align)).values(),
+        *operands.values(),
+        ends,
+        Int32(0),
         Float32(0.0),
         Float32(0.0),
         Int64(0),
