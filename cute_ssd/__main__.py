@@ -72,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument(
         "--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="of the inputs (default bf16)"
     )
+    compile_.add_argument(
+        "--for", dest="engines", action="append", choices=("transformers", "vllm", "pool"),
+        help="who calls: an adapter in compat, or an engine on a pool of its own; may be repeated (default all)",
+    )  # fmt: skip
+    compile_.add_argument(
+        "--state-dtype", dest="states", action="append", choices=("bf16", "fp16", "fp32"),
+        help="of vLLM's states and a pool's; may be repeated (default fp32 and that of the inputs)",
+    )  # fmt: skip
     compile_.add_argument("--jobs", type=int, default=2, help="processes (default 2, about 0.6 GB each)")
 
     emulate = add("emulate", _emulate, "Run a CuTe DSL script, unmodified, on the emulated GPU.")
@@ -355,16 +363,21 @@ def _compile(arguments: argparse.Namespace) -> int:
     import torch
 
     from .device import Device
-    from .models import warm_up
+    from .models import ENGINES, warm_up
 
+    dtype, *states = (getattr(torch, DTYPES[name]) for name in (arguments.dtype, *(arguments.states or ())))
+    engines, jobs = tuple(arguments.engines or ENGINES), max(1, arguments.jobs)
     try:
         arch = Device.from_arch(arguments.arch).arch
-        outcome = warm_up(arguments.model, arch, getattr(torch, DTYPES[arguments.dtype]), max(1, arguments.jobs))
+        outcome = warm_up(arguments.model, arch, dtype, jobs, engines, tuple(states))
     except (ValueError, NotImplementedError) as error:
         return _refuse(error)
     for purpose, result in outcome.items():
-        print(f"{purpose:<50} {result}")
-    return 0 if all(result == "compiled" for result in outcome.values()) else 1
+        print(f"{purpose:<72} {result}")
+    compiled, found = (sum(result == kind for result in outcome.values()) for kind in ("compiled", "was there"))
+    failed = len(outcome) - compiled - found
+    print(f"{len(outcome)} kernels: {compiled} compiled, {found} were there" + f", {failed} failed" * bool(failed))
+    return 1 if failed else 0
 
 
 def _emulate(arguments: argparse.Namespace) -> int:

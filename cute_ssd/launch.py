@@ -160,9 +160,12 @@ def _chunked(
     return kernels, tuple(name for name in ROWS if (row := o[name]) is not None and row.has_odd_strides)
 
 
-def recurrence_kernel(operands: Operands, arch: str, *, softplus: bool, single: bool) -> Recurrence:
+def recurrence_kernel(
+    operands: Operands, arch: str, *, packed: Packed = NOTHING, softplus: bool, single: bool
+) -> Recurrence:
     """The kernel that these tensors need on `arch`; `UnsupportedError` with every reason why there is none."""
-    return _kernel(_geometries(operands), operands.num_seqs, arch, softplus, single)[0]
+    tensors = (*operands, *packed.tensors)
+    return _kernel(_geometries(tensors), operands.num_seqs, arch, softplus, single)[0]
 
 
 def obstacles(operands: Operands) -> list[str]:

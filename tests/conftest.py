@@ -8,6 +8,10 @@ A body that asks for `device` runs on the CPU backend, and on what its markers n
     "cuda"             with --gpu: a CUDA device
     "cuda:tiles"       with --gpu, of bodies that have tiles: the chunked kernels of a device that has them
 
+One that launches kernels inside of `on_gpu` (executors.py, marker `kernel`) or PTX (ptx_runner.py, marker `silicon`)
+does so on the emulator, and with --gpu on a CUDA device. Every case on a CUDA device has the marker `gpu`: --gpu adds
+them to the others, `-m gpu` runs them alone.
+
 These bodies have no tiles:
 
     gradients (test_gradients.py, autocast_changes_nothing, strided_states): no GPU kernel has one
@@ -46,25 +50,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--gpu"):
+    if wants_cuda(config) and not config.getoption("collectonly"):
         from . import silicon
 
         if problem := silicon.problem():
             raise pytest.UsageError(problem)
 
 
+def wants_cuda(config: pytest.Config) -> bool:
+    """Whether cases on a CUDA device are asked for: by --gpu, or by -m gpu, alone or with more behind it."""
+    return bool(config.getoption("--gpu") or config.getoption("markexpr").startswith("gpu"))
+
+
+def on_cuda(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.gpu)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `device` runs once for each executor there is: the CPU, with --gpu a CUDA device, and the
-    emulated GPUs that its marker `emulated` names; those of `emulated_slowly` in slow runs. One with the marker
-    `silicon` runs on the emulator, and with --gpu also on a CUDA device."""
-    if metafunc.config.getoption("--gpu") and metafunc.definition.get_closest_marker("silicon"):
-        metafunc.parametrize("executor", ["emulator", "cuda"], indirect=True)
+    emulated GPUs that its marker `emulated` names; those of `emulated_slowly` in slow runs, their other schedules in
+    long ones. One with the marker
+    `silicon` or `kernel` runs on the emulator, and with --gpu also on a CUDA device."""
+    cuda, definition = wants_cuda(metafunc.config), metafunc.definition
+    if cuda and (definition.get_closest_marker("silicon") or definition.get_closest_marker("kernel")):
+        metafunc.parametrize("executor", ["emulator", on_cuda("cuda")], indirect=True)
     if "device" in metafunc.fixturenames:
         fast = [name for marker in metafunc.definition.iter_markers("emulated") for name in marker.args]
         slow = [name for marker in metafunc.definition.iter_markers("emulated_slowly") for name in marker.args]
-        executors: list[Any] = ["cpu", *fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
-        if metafunc.config.getoption("--gpu"):
-            executors += ["cuda"] + ["cuda:tiles"] * any(":tiles" in name for name in fast + slow)
+        kinds = [pytest.mark.long if name.endswith((":1", ":2")) else pytest.mark.slow for name in slow]
+        others = (pytest.param(name, marks=kind) for name, kind in zip(slow, kinds, strict=True))
+        executors: list[Any] = ["cpu", *fast, *others]
+        if cuda:
+            executors += [on_cuda("cuda")] + [on_cuda("cuda:tiles")] * any(":tiles" in name for name in fast + slow)
         metafunc.parametrize("device", executors, indirect=True)
 
 
@@ -114,9 +131,16 @@ def cuda_device() -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def executor(request: pytest.FixtureRequest) -> Iterator[Device | None]:
-    """Where ptx_runner.py launches: the CUDA device, or None, which is the emulator."""
+    """Where ptx_runner.py launches: the CUDA device, or None, which is the emulator; and where `on_gpu` does."""
     if getattr(request, "param", "emulator") == "emulator":
         yield None
+        return
+    if request.node.get_closest_marker("kernel"):
+        from . import executors
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(executors, "device", "cuda")
+            yield None
         return
     from . import ptx_runner
 
@@ -187,8 +211,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     try:
         result = yield
     except cute_ssd.UnsupportedError as error:
-        executor = pyfuncitem.callspec.params.get("device", "") if hasattr(pyfuncitem, "callspec") else ""
-        if str(executor).startswith(("sm_", "cuda")):
+        params = pyfuncitem.callspec.params if hasattr(pyfuncitem, "callspec") else {}
+        if str(params.get("device", params.get("executor", ""))).startswith(("sm_", "cuda")):
             pytest.skip(str(error))
         raise
     if silicon and silicon.launches == launches:

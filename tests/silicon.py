@@ -258,7 +258,7 @@ class Device:
 
 def problem() -> str | None:
     """Why --gpu cannot work here."""
-    remedy = "install NVIDIA's driver and let the process see a device, or leave --gpu away"
+    remedy = "install NVIDIA's driver and let the process see a device, or leave --gpu or -m gpu away"
     try:
         call("cuInit", 0)
         count = call("cuDeviceGetCount")

@@ -25,8 +25,9 @@ from cute_ssd.problem import Problem
 
 from .common import check, eager_tiles, inputs, packed
 from .conftest import on_tiles
+from .executors import on_gpu
 from .test_gpu import far
-from .test_kernel_recurrence import BF16, F16, F32, INF, Call, Case, bits, build, expected
+from .test_kernel_recurrence import BF16, F16, F32, INF, KERNEL, Call, Case, bits, build, expected
 
 pytest.importorskip("cutlass")
 
@@ -50,7 +51,7 @@ def run(call: Call, heads: tuple[int, int], seed: int = 0, chunk_states: Tensor 
     if call.final is not None:
         call.final.watch()
     options = {name: value for name, value in call.options.items() if name != "single"}
-    with cute_ssd.emulate(ARCH, seed=seed, tensor_fences=True) as report:
+    with on_gpu(ARCH, seed=seed, tensor_fences=True) as report:
         launch.chunked(call.operands, ARCH, planned(call, heads, tiles), chunk_states=chunk_states, **options)
     assert not report.findings and len(report.launches) == 3
     call.y.assert_intact()
@@ -199,6 +200,7 @@ ROWS = [FIRST, {**FIRST, "sequences": "pool", "dtype": F16, "z": False, "headdim
 SLOW = [pytest.param(row, marks=pytest.mark.slow, id=str(n)) for n, row in enumerate(pairwise(AXES))]
 
 
+@KERNEL
 @pytest.mark.parametrize("row", [*ROWS, *SLOW])
 def test_numbers(row: dict[str, Any]) -> None:
     case, heads = case_of(row)
@@ -220,6 +222,7 @@ def outputs(call: Call, seed: int = 0) -> list[Tensor]:
     return [t.clone() for t in (call.operands.y, call.operands.final) if t is not None]
 
 
+@KERNEL
 def test_bits_do_not_depend_on_the_schedule_or_the_other_sequences() -> None:
     first = outputs(build(POOL))
     for seed in (1, 2, 3):
@@ -244,6 +247,7 @@ def test_bits_do_not_depend_on_the_schedule_or_the_other_sequences() -> None:
             assert torch.equal(bits(o.final[o.slots[s]]), bits(first[1][o.slots[s]]))
 
 
+@KERNEL
 @pytest.mark.parametrize("poison", [NAN, INF, -INF])
 @pytest.mark.parametrize("sequence", [0, 2])
 def test_one_sequence_and_head_never_see_another(poison: float, sequence: int) -> None:
@@ -275,6 +279,7 @@ def test_D_keeps_its_digits(tiles: cute_ssd.emulator.Report, dtype: torch.dtype,
     assert (y - true).norm() < 1.1 * (true.to(dtype) - true).norm()
 
 
+@KERNEL
 def test_nan_in_a_step_is_seen() -> None:
     """By its own token and those behind it, and by no other head or sequence."""
     call = build(POOL)
@@ -283,6 +288,7 @@ def test_nan_in_a_step_is_seen() -> None:
     assert y[0, 40:130, 1].isnan().all() and not y[0, :130, [0, 2, 3]].isnan().any() and not y[0, 130:-2].isnan().any()
 
 
+@KERNEL
 @pytest.mark.parametrize("slot", [-1, 8, 2**31 - 1, -(2**31)])
 def test_slots_outside_of_the_pool_are_padding(slot: int) -> None:
     clean, call = build(POOL), build(POOL)
@@ -329,6 +335,7 @@ def test_the_host_reads_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 # Accuracy
 
 
+@KERNEL
 @pytest.mark.slow
 def test_slow_decay_over_8192_tokens_keeps_the_accuracy_of_fp32_states() -> None:
     """TRT-LLM#14600: the error does not grow along the sequence, as that of a state does which every tile rounds."""
@@ -356,6 +363,7 @@ def test_slow_decay_over_8192_tokens_keeps_the_accuracy_of_fp32_states() -> None
 # Chunk states
 
 
+@KERNEL
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [128, 384])
 def test_chunk_states(chunk_size: int) -> None:

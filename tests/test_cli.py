@@ -305,21 +305,27 @@ def test_explain_for_a_gpu(arch: str, function: str, capsys: pytest.CaptureFixtu
 
 
 def test_compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each kernel; here all are compiled already, but for one that fails."""
+    """A line for each kernel and one for all; here they were compiled before, but for one that fails."""
     asked = ["compile", "--model", "nemotron-nano-9b-v2", "--arch", "sm_90a", "--dtype", "fp16"]
     monkeypatch.setattr(compiler, "is_cached", lambda kernel, arch: (kernel.dtype, arch) == ("float16", "sm_90a"))
     assert main(asked) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6 and all(line.endswith("  compiled") for line in lines)
-    assert lines[0].startswith("prefill ") and lines[-1].startswith("decode on a pool ")
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 + 2 * 5 + 2 * 3 and all(line.endswith("  was there") for line in lines)
+    assert last == "20 kernels: 0 compiled, 20 were there"
+    assert lines[0].startswith("transformers: prefill ") and lines[-1].startswith("pool: decode, float16 states ")
     monkeypatch.setattr(compiler, "is_cached", lambda kernel, arch: True)
-    assert main(["compile", "--model", "nemotron-nano-9b-v2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    some = ["--for", "transformers", "--for", "vllm", "--state-dtype", "fp32"]
+    assert main(["compile", "--model", "nemotron-nano-9b-v2", *some]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
     tiled = [line for line in lines if " tiles of " in line]
-    assert len(lines) == 6 + len(tiled) and len(tiled) == 4 * 4  # 1, 2, 4 and 8 heads for each kind of prefill
-    monkeypatch.setattr(models, "warm_up", lambda *arguments: {"prefill": "compiled", "decode": "failed: no room"})
+    assert len(tiled) == (3 + 2) * 4  # 1, 2, 4 and 8 heads for each kind of prefill
+    assert len(lines) == 4 + 5 + len(tiled) and last.startswith(f"{len(lines)} kernels: ")
+    outcome = {"prefill": "compiled", "decode": "failed: no room", "more": "was there"}
+    monkeypatch.setattr(models, "warm_up", lambda *arguments: outcome)
     assert main(asked) == 1
-    assert capsys.readouterr().out.splitlines()[1].split(maxsplit=1) == ["decode", "failed: no room"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split(maxsplit=1) == ["decode", "failed: no room"]
+    assert lines[-1] == "3 kernels: 1 compiled, 1 were there, 1 failed"
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,26 @@
-"""What the GPU path adds around its kernel: on CPU tensors and the emulated sm_100a. The numbers of the kernel itself
-are in test_kernel_recurrence.py, the bodies that run on the CPU backend too where their fixture `device` is."""
+"""What the GPU path adds around its kernel: on CPU tensors and the emulated sm_100a, or a CUDA device (executors.py).
+The numbers of the kernel itself are in test_kernel_recurrence.py, the bodies that run on the CPU backend too where
+their fixture `device` is."""
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_ssd
 from cute_ssd import UnsupportedError, launch, reference
 from cute_ssd.emulator import Report
 
-from . import test_reports
+from . import common, test_reports
 from .common import check, extras, inputs, packed
-from .test_kernel_recurrence import Guarded, bits
+from .conftest import on_tiles
+from .executors import on_gpu
+from .test_kernel_recurrence import KERNEL, Guarded, bits
 
 pytest.importorskip("cutlass")
 
@@ -27,8 +31,8 @@ F32 = torch.float32
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest) -> Iterator[Report]:
-    """The emulated GPU; a parameter is the seed of its schedules. Findings raise."""
-    with cute_ssd.emulate("sm_100a", seed=getattr(request, "param", 0)) as report:
+    """The GPU; a parameter is the seed of the emulated one's schedules. Findings raise."""
+    with on_gpu("sm_100a", seed=getattr(request, "param", 0)) as report:
         yield report
     assert not report.findings
 
@@ -70,12 +74,14 @@ def step(rows: int = 3) -> dict[str, Any]:
 # The whole row, and sequences packed into one
 
 
+@KERNEL
 def test_rows_of_a_batch(gpu: Report) -> None:
     made = inputs(3, 33)
     kwargs = extras(made, D_per_channel=True)
     compare(scan(made, **kwargs, return_final_states=True), truths(made, **kwargs))
 
 
+@KERNEL
 @pytest.mark.parametrize("gpu", range(4), indirect=True)
 def test_schedules(gpu: Report) -> None:
     """Eager, late and random orders of the warps; each is its own test of races."""
@@ -86,6 +92,7 @@ def test_schedules(gpu: Report) -> None:
     assert (results[0][:, 36:] == 0).all() and len(gpu.launches) == 1
 
 
+@KERNEL
 @pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (0, 5), (5, 0, 0), (1, 1, 2)])
 @pytest.mark.parametrize("start", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sequences_of_a_row(gpu: Report, lengths: tuple[int, ...], start: bool) -> None:
@@ -99,11 +106,13 @@ def test_sequences_of_a_row(gpu: Report, lengths: tuple[int, ...], start: bool) 
     assert (y[:, sum(lengths) :] == 0).all() and varlen.shape[0] == len(lengths)
     if lengths:
         compare((y, final, varlen), truths(made, **kwargs))
+        assert torch.equal(scan(made, **kwargs, return_final_states=True)[1], final)
     else:
         assert torch.equal(final, kwargs["initial_states"] if start else torch.zeros(1, 4, 8, 16))
         assert not start or final.data_ptr() != kwargs["initial_states"].data_ptr()
 
 
+@KERNEL
 def test_packed_equals_alone_whatever_the_others_hold(gpu: Report) -> None:
     """Bit for bit, also beside NaN (SkyRL#2056), and from run to run."""
     made = inputs(1, 40, dtype=torch.bfloat16)
@@ -125,6 +134,7 @@ def test_packed_equals_alone_whatever_the_others_hold(gpu: Report) -> None:
         assert torch.equal(y_n[:, low:high], y_s) and torch.equal(varlen_n[s : s + 1], state_s)
 
 
+@KERNEL
 @pytest.mark.parametrize("D", ["head", "channel"])
 def test_log_decay(gpu: Report, D: str) -> None:
     made = inputs(2, 19)
@@ -136,6 +146,7 @@ def test_log_decay(gpu: Report, D: str) -> None:
     compare(results, zip(*both, strict=True))
 
 
+@KERNEL
 def test_limit_without_softplus(gpu: Report) -> None:
     made = inputs(1, 20)
     made["dt"][0, :5] = torch.tensor([-1.0, 0.0, 5.0, 0.02])
@@ -143,6 +154,7 @@ def test_limit_without_softplus(gpu: Report) -> None:
     compare(scan(made, **kwargs, return_final_states=True), truths(made, **kwargs))
 
 
+@KERNEL
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_state_dtype(gpu: Report, dtype: torch.dtype) -> None:
     """The fp32 state, rounded once."""
@@ -152,6 +164,7 @@ def test_state_dtype(gpu: Report, dtype: torch.dtype) -> None:
     assert final.dtype == dtype and torch.equal(final, exact.to(dtype))
 
 
+@KERNEL
 def test_nothing_to_do(gpu: Report) -> None:
     made = inputs(0, 5)
     y, final = scan(made, return_final_states=True)
@@ -162,9 +175,110 @@ def test_nothing_to_do(gpu: Report) -> None:
     assert not gpu.launches
 
 
+# What a call makes beside its launches
+
+
+class Made(TorchDispatchMode):
+    """The results of all operators but views, also of those inside of this package's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Tensor] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator.namespace == "cute_ssd":
+            with self:
+                return operator._op_dk(torch._C.DispatchKey.CPU, *args)
+        result = operator(*args, **kwargs or {})
+        if not operator.is_view:
+            self.results.append(result)
+        return result
+
+
+def rows_of_a_batch(**kwargs: Any) -> Callable[[], Any]:
+    made = inputs(2, 9)
+    more = extras(made)
+    return lambda: scan(made, **more, **kwargs)
+
+
+def sequences_of_a_row(start: bool, **kwargs: Any) -> Callable[[], Any]:
+    made = inputs(1, 9)
+    more = {**extras(made), "cu_seqlens": offsets(4, 0, 3)}
+    if not start:
+        del more["initial_states"]
+    return lambda: scan(made, **more, **kwargs)
+
+
+def log_decays() -> Callable[[], Any]:
+    made, log_decay = inputs(1, 9), -torch.rand(1, 4, 9)
+    return lambda: cute_ssd.ssd_chunk_scan(made["x"], log_decay, made["B"], made["C"], return_final_states=True)
+
+
+def packed_sequences(**kwargs: Any) -> Callable[[], Any]:
+    arguments, _ = prefill()
+    start = torch.randn(4, 4, *common.SIZES[:2])
+    return lambda: cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start, **kwargs)
+
+
+def on_a_pool() -> Callable[[], Any]:
+    arguments, _ = prefill()
+    pool, slots = torch.randn(5, 4, *common.SIZES[:2]), torch.tensor([4, 0, -1, 2])
+    started = torch.tensor([True, False, True, True])
+    more = {"ssm_pool": pool, "cache_indices": slots, "has_initial_state": started}
+    return lambda: cute_ssd.mamba_chunk_scan_varlen_inplace(**arguments, **more)
+
+
+def decode_step() -> Callable[[], Any]:
+    made, state = step(), torch.randn(3, 4, 8, 16)
+    return lambda: cute_ssd.selective_state_update(state, **made)
+
+
+BOTH = {"return_final_states": True, "return_varlen_states": True}
+OWN = {"return_chunk_states": True, "cu_chunk_seqlens": offsets(3, 4, 18, 1)}
+FORMS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "rows of a batch": lambda: rows_of_a_batch(return_final_states=True),
+    "y only": rows_of_a_batch,
+    "sequences of a row, final states": lambda: sequences_of_a_row(True, return_final_states=True),
+    "sequences of a row, their states": lambda: sequences_of_a_row(True, return_varlen_states=True),
+    "sequences of a row, both": lambda: sequences_of_a_row(True, **BOTH),
+    "sequences of a row from zero": lambda: sequences_of_a_row(False, return_final_states=True),
+    "log decays": log_decays,
+    "packed sequences": lambda: packed_sequences(return_final_states=True),
+    "chunk states": lambda: packed_sequences(return_chunk_states=True, chunk_size=5),
+    "own chunks": lambda: packed_sequences(**OWN),
+    "pool": on_a_pool,
+    "decode": decode_step,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_made_but_what_is_returned(gpu: Report, form: str) -> None:
+    """One launch, without a temporary tensor: a call fits into a CUDA graph and its memory is the caller's own."""
+    call = FORMS[form]()
+    with Made() as made:
+        found = call()
+    returned = {t.data_ptr() for t in (found if isinstance(found, tuple) else (found,))}
+    results = [t.data_ptr() for t in made.results if t.numel()]
+    assert sorted(results) == sorted(returned) and len(gpu.launches) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["rows of a batch", "log decays", "packed sequences", "pool"])
+def test_tiles_make_a_workspace_too(gpu: Report, form: str) -> None:
+    with on_tiles():
+        call = FORMS[form]()
+        with Made() as made:
+            found = call()
+    returned = {t.data_ptr() for t in (found if isinstance(found, tuple) else (found,))}
+    results = {t.data_ptr(): t for t in made.results if t.numel()}
+    (workspace,) = (t for place, t in results.items() if place not in returned)
+    assert workspace.dtype == torch.uint8 and len(gpu.launches) == 3
+
+
 # The pool
 
 
+@KERNEL
 @pytest.mark.parametrize("started", [None, True])
 def test_pool_and_out_inside_guard_bands(gpu: Report, started: bool | None) -> None:
     """Padding, slots that are not in the pool and empty sequences write nothing, and nothing writes beside a slot."""
@@ -195,6 +309,7 @@ def test_pool_and_out_inside_guard_bands(gpu: Report, started: bool | None) -> N
     assert torch.equal(bits(pool.tensor[1:5]), bits(before[1:5]))
 
 
+@KERNEL
 def test_decode_writes_named_slots_only(gpu: Report) -> None:
     pool, made = Guarded((6, 4, 8, 16), F32, gap=8), step(5)
     pool.tensor.copy_(torch.randn(pool.tensor.shape))
@@ -209,6 +324,7 @@ def test_decode_writes_named_slots_only(gpu: Report) -> None:
     assert (y[1:4] == 0).all() and torch.equal(bits(pool.tensor[[1, 2, 3, 5]]), bits(before[[1, 2, 3, 5]]))
 
 
+@KERNEL
 def test_decode_has_no_limit(gpu: Report) -> None:
     """Without softplus a negative dt is taken as it is."""
     made, state = step(), torch.randn(3, 4, 8, 16)
@@ -217,6 +333,7 @@ def test_decode_has_no_limit(gpu: Report) -> None:
     compare((cute_ssd.selective_state_update(state, **made), state), zip(*both, strict=True))
 
 
+@KERNEL
 def test_decode_with_expanded_arguments(gpu: Report) -> None:
     """As Hugging Face passes them: the same bits, nothing copied; what varies inside a head is refused."""
     made, state, out = step(), torch.randn(3, 4, 8, 16), torch.empty(3, 4, 8)
@@ -239,6 +356,18 @@ def test_decode_with_expanded_arguments(gpu: Report) -> None:
     assert torch.equal(state, plain_state) and len(gpu.launches) == 2
 
 
+@pytest.mark.parametrize("own", [(0, 3, 50, -9, 7), (5, 5, 5, 99, 26), (2**31 - 1, 0, 1, -(2**31), 26), (26, 25, 9)])
+def test_wrong_chunks_stay_inside_of_the_tensors(own: tuple[int, ...]) -> None:
+    arguments, start = prefill()
+    kwargs = {"return_chunk_states": True, "cu_chunk_seqlens": torch.tensor(own, dtype=torch.int32)}
+    with cute_ssd.emulate("sm_100a", keep_going=True) as report:
+        y, _ = cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start, **kwargs)
+    assert len(report.launches) == 1
+    assert not [f for f in report.findings if "race" not in f.kind]  # sequences may have the same chunk
+    with cute_ssd.emulate("sm_100a"):
+        assert torch.equal(y, cute_ssd.mamba_chunk_scan_varlen(**arguments, initial_states=start))
+
+
 # Where tensors lie
 
 
@@ -255,6 +384,7 @@ def fused(made: dict[str, Any], column: int, pad: int) -> dict[str, Any]:
     return views
 
 
+@KERNEL
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(F32, marks=pytest.mark.slow)])
 def test_views_of_one_projection(gpu: Report, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """vllm#32710, TRT-LLM#14439, vllm#48363: odd row pitches and addresses off by an element, with two kernels for all.
@@ -286,16 +416,16 @@ def test_offsets_beyond_31_bits() -> None:
     """mamba#1015, #987: dt, x, B and C are columns of a wide projection, seqlen * row pitch > 2^31 (four rows of 2^30
     here instead of many); vllm#48109: slot * nheads * headdim * dstate > 2^31."""
     made = packed(inputs(1, 4, dtype=torch.float16))
-    made["dt"], made["query_start_loc"] = made["dt"].half(), offsets(4)
+    made["dt"], made["query_start_loc"], made["z"] = made["dt"].half(), offsets(4), torch.randn_like(made["x"])
     pool, slots = torch.randn(2, 4, 8, 16).half(), torch.tensor([1], dtype=torch.int32)
     state = {"cache_indices": slots, "has_initial_state": torch.tensor([True]), "dt_softplus": False}
-    distant, wide = far(pool, 0, 2**31 + 64), {n: far(made[n], 0, 2**30 + 8) for n in ("x", "dt", "B", "C")}
+    distant, wide = far(pool, 0, 2**31 + 64), {n: far(made[n], 0, 2**30 + 8) for n in ("x", "dt", "B", "C", "z")}
     with cute_ssd.emulate("sm_100a", sanitize=False):  # the sanitizer's shadow of such memory would be dense
         want = cute_ssd.mamba_chunk_scan_varlen_inplace(**made, **state, ssm_pool=pool)
         got = cute_ssd.mamba_chunk_scan_varlen_inplace(**{**made, **wide}, **state, ssm_pool=distant)
         assert torch.equal(got, want) and torch.equal(distant, pool)
-        one = {n: {**made, **wide}[n] if n == "A" else {**made, **wide}[n][3:] for n in NAMES}
-        near = {n: made[n] if n == "A" else made[n][3:] for n in NAMES}
+        one = {n: {**made, **wide}[n] if n == "A" else {**made, **wide}[n][3:] for n in (*NAMES, "z")}
+        near = {n: made[n] if n == "A" else made[n][3:] for n in (*NAMES, "z")}
         got = cute_ssd.selective_state_update(distant, **one, state_batch_indices=slots)
         want = cute_ssd.selective_state_update(pool, **near, state_batch_indices=slots)
         assert torch.equal(got, want) and torch.equal(distant, pool)
@@ -311,6 +441,7 @@ def test_reports_of_large_tensors(report: str, monkeypatch: pytest.MonkeyPatch) 
     assert ran.launches
 
 
+@KERNEL
 def test_strided_last_dimension_is_refused(gpu: Report) -> None:
     made = inputs(1, 5)
     for name in ("x", "B", "C"):
@@ -364,11 +495,6 @@ def test_what_needs_another_kernel_is_refused() -> None:
     made = inputs(1, 5)
     with pytest.raises(UnsupportedError, match=r"seq_idx makes sequences that only the data know \(pass cu_seqlens"):
         scan(made, seq_idx=torch.zeros(1, 5, dtype=torch.int32))
-    arguments, _ = prefill()
-    with pytest.raises(UnsupportedError, match="chunk states: float32 inputs are never rounded to bfloat16"):
-        cute_ssd.mamba_chunk_scan_varlen(**arguments, return_chunk_states=True)
-    with pytest.raises(UnsupportedError, match="chunk states at cu_chunk_seqlens"):
-        cute_ssd.mamba_chunk_scan_varlen(**arguments, cu_chunk_seqlens=offsets(7, 18, 1))
 
 
 @pytest.mark.usefixtures("no_kernel")
@@ -417,6 +543,7 @@ def test_explain(arch: str) -> None:
 # A model
 
 
+@KERNEL
 def test_decode_loop_of_a_model(gpu: Report) -> None:
     """Two Mamba-2 layers of transformers, token by token: each SSM step is a launch, the logits are the model's own."""
     pytest.importorskip("transformers")
@@ -440,3 +567,58 @@ def test_decode_loop_of_a_model(gpu: Report) -> None:
             ours = logits(model)
     assert error(ours, own) < TOLERANCE
     assert len(gpu.launches) == 2 * 6
+
+
+# A CUDA graph
+
+
+def serving_step(
+    seed: int, lengths: tuple[int, int], slots: tuple[int, int], started: tuple[bool, bool], sizes: tuple[Any, ...]
+) -> dict[str, Tensor]:
+    """Tensors on the CUDA device: sequences for the pool, and a token more for each of its slots."""
+    headdim, dstate, dtype = sizes
+    made = inputs(1, sum(lengths), 4, headdim, 2, dstate, dtype, "cuda", seed)
+    token = inputs(2, 1, 4, headdim, 2, dstate, dtype, "cuda", seed + 1)
+    g = torch.Generator().manual_seed(seed)
+    pool = torch.randn(5, 4, headdim, dstate, generator=g)
+    others = {"ssm_pool": pool, "cache_indices": torch.tensor(slots, dtype=torch.int32),
+              "query_start_loc": offsets(*lengths), "has_initial_state": torch.tensor(started)}  # fmt: skip
+    tokens = {f"next {name}": token[name][:, 0] for name in TOKENS[:4]}
+    return {**packed(made), **{name: t.cuda() for name, t in others.items()}, **tokens}
+
+
+def serve(step: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """y of the sequences, y of the tokens behind them, and the pool."""
+    y = cute_ssd.mamba_chunk_scan_varlen_inplace(**{n: t for n, t in step.items() if not n.startswith("next ")})
+    tokens = {name: step[f"next {name}"] for name in TOKENS[:4]}
+    pool, slots = step["ssm_pool"], step["cache_indices"]
+    return y, cute_ssd.selective_state_update(pool, **tokens, A=step["A"], state_batch_indices=slots), pool
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sizes", [(8, 16, F32), (64, 128, torch.bfloat16)], ids=["recurrence", "tiles"])
+def test_a_captured_step_serves_other_sequences(sizes: tuple[Any, ...]) -> None:
+    """Nothing of a call depends on what the host knows: other tokens, offsets, slots and flags in the same memory give
+    the bits of an eager call."""
+    static = serving_step(0, (500, 600), (3, 1), (True, False), sizes)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles and loads the kernels
+        serve(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = serve(static)
+    for seed, lengths, slots, started in (
+        (1, (500, 600), (3, 1), (True, False)),
+        (2, (1, 1099), (0, 4), (False, True)),
+        (3, (1100, 0), (2, -1), (True, True)),
+        (4, (129, 971), (-1, 0), (False, False)),
+    ):
+        other = serving_step(seed, lengths, slots, started, sizes)
+        for name, tensor in static.items():
+            tensor.copy_(other[name])
+        graph.replay()
+        for got, want in zip(captured, serve(other), strict=True):
+            assert torch.equal(bits(got), bits(want))

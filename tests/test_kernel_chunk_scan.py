@@ -29,11 +29,13 @@ from cute_ssd.kernels.sm100.scan_layout import (
 )
 from cute_ssd.machine_code import resources, stack_frames
 
+from .executors import on_gpu
 from .kernels.chunk_scan import BF16, F16, Call, Case, build, expected
 
 pytest.importorskip("cutlass")
 
 NAN, INF = float("nan"), float("inf")
+KERNEL = pytest.mark.kernel
 REGISTERS = 65536  # of a multiprocessor
 SEEDS = (0, 1, 2)  # an eager, a late and a priority schedule
 
@@ -75,7 +77,7 @@ def run(call: Call, seed: int = 0, **options: Any) -> Tensor:
     storage = call.y.untyped_storage()
     whole = torch.empty(0, dtype=call.y.dtype).set_(storage)
     whole.fill_(NAN)
-    with cute_ssd.emulate("sm_100a", seed=seed, tensor_fences=True, **options) as report:
+    with on_gpu("sm_100a", exactly=True, seed=seed, tensor_fences=True, **options) as report:
         call()
     assert not report.findings
     found = call.y.clone()
@@ -95,6 +97,7 @@ def compare(y: Tensor, call: Call) -> None:
     assert (y - truth).abs().max() <= 2 * (eager - truth).abs().max() + ulp
 
 
+@KERNEL
 @pytest.mark.parametrize("case", ALL, ids=text)
 def test_numbers(case: Case) -> None:
     call = build(case)
@@ -103,6 +106,7 @@ def test_numbers(case: Case) -> None:
     assert all(torch.equal(bits(outputs[0]), bits(y)) for y in outputs)
 
 
+@KERNEL
 def test_every_tail() -> None:
     """On one compiled kernel: a tile may have any number of tokens and begin anywhere."""
     case = PACKED._replace(lengths=(1, 15, 16, 17, 31, 33, 127, 128, 129, 64), heads=4, unused=0, ctas=3)
@@ -113,6 +117,7 @@ def test_every_tail() -> None:
 # ---- what belongs to others ------------------------------------------------------------------------------------------
 
 
+@KERNEL
 @pytest.mark.parametrize("poison", [NAN, INF])
 def test_sequences_and_heads_never_see_another(poison: float) -> None:
     case = PACKED._replace(lengths=(130, 17, 16, 130, 145), D="head")
@@ -137,6 +142,7 @@ def test_sequences_and_heads_never_see_another(poison: float) -> None:
     assert torch.equal(bits(y)[same], bits(clean)[same])
 
 
+@KERNEL
 def test_no_slot_in_use() -> None:
     call = build(PACKED)
     assert call.table is not None
@@ -148,6 +154,7 @@ def test_no_slot_in_use() -> None:
 # ---- decays that are not ordinary ------------------------------------------------------------------------------------
 
 
+@KERNEL
 @pytest.mark.parametrize("log_decay", [-1e-5, -0.7, -3.0, -200.0, -1e30, 0.3, 0.0])
 def test_log_decays(log_decay: float) -> None:
     """That hardly do anything, vanish within a tile or a token, and let the state grow."""
@@ -157,6 +164,7 @@ def test_log_decays(log_decay: float) -> None:
     compare(run(call), call)
 
 
+@KERNEL
 def test_log_decays_of_all_sizes() -> None:
     """A token that forgets everything must not spoil the decays between others."""
     call = build(LOG_DECAY)
@@ -180,6 +188,7 @@ def expected_by_recurrence(call: Call) -> Tensor:
     return y
 
 
+@KERNEL
 @pytest.mark.parametrize("positive", [True, False])
 def test_steps(positive: bool) -> None:
     """Zero, tiny and huge steps; where they may be negative, also such."""
@@ -194,6 +203,7 @@ def test_steps(positive: bool) -> None:
     compare(run(call), call)
 
 
+@KERNEL
 @pytest.mark.parametrize("case", [LOG_DECAY, PACKED._replace(lengths=(Q,), unused=0)], ids=text)
 @pytest.mark.parametrize("token", [0, 5, 37, 100])
 def test_a_nan_step_reaches_y(case: Case, token: int) -> None:

@@ -25,22 +25,22 @@ from cute_ssd.kernels.sm100.config import (
 from cute_ssd.kernels.sm100.state_passing import PIECES, RESIDENT, THREADS, VECTOR, StatePassingKernel
 from cute_ssd.machine_code import kernel_resources
 
+from .executors import on_gpu
 from .kernels.chunk_state import BF16, F16, F32, INF, OUTPUTS, Call, Case, bits, build, surroundings, tiles_of, verify
 
 pytest.importorskip("cutlass")
 
 ARCH = "sm_100a"
-SLOW = pytest.mark.slow
+SLOW, KERNEL = pytest.mark.slow, pytest.mark.kernel
 
 
-def run(case: Case, call: Call, seed: int = 0) -> cute_ssd.emulator.Report:
+def run(case: Case, call: Call, seed: int = 0) -> None:
     outputs = [t for name in OUTPUTS if (t := getattr(call, name)) is not None]
     before = [surroundings(t) for t in outputs]
-    with cute_ssd.emulate(ARCH, seed=seed, tensor_fences=True) as report:
+    with on_gpu(ARCH, exactly=True, seed=seed, tensor_fences=True) as report:
         call(case)
     assert not report.findings
     assert all(torch.equal(a, surroundings(t)) for a, t in zip(before, outputs, strict=True))
-    return report
 
 
 def compare(case: Case, seed: int) -> Call:
@@ -179,11 +179,13 @@ def test_no_spills_elsewhere(case: Case) -> None:
     assert not any(kernel.local_bytes for kernel in found.values()), found
 
 
+@KERNEL
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_numbers(case: Case) -> None:
     compare(case, case.seed % 3)
 
 
+@KERNEL
 @SLOW
 @pytest.mark.parametrize("case", SLOW_CASES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
@@ -201,6 +203,7 @@ def outputs(case: Case, seed: int) -> list[Tensor]:
     return [bits(t) for name in OUTPUTS if (t := getattr(call, name)) is not None]
 
 
+@KERNEL
 @pytest.mark.parametrize("case", SCHEDULED, ids=str)
 def test_bits_do_not_depend_on_the_schedule(case: Case) -> None:
     first = outputs(case, 0)
@@ -208,6 +211,7 @@ def test_bits_do_not_depend_on_the_schedule(case: Case) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, outputs(case, seed), strict=True))
 
 
+@KERNEL
 @pytest.mark.parametrize("junk", [float("nan"), INF])
 def test_sequences_do_not_see_each_other(junk: float) -> None:
     case = PACKED._replace(flags=False)
@@ -229,6 +233,7 @@ def test_sequences_do_not_see_each_other(junk: float) -> None:
     assert torch.equal(bits(alone.final[states]), bits(together.final[states]))
 
 
+@KERNEL
 def test_heads_and_rows_do_not_see_each_other() -> None:
     case = Case(headdim=32, heads=4, ngroups=2, nheads=8, batch=2)
     alone, together = build(case), build(case)
@@ -239,6 +244,7 @@ def test_heads_and_rows_do_not_see_each_other() -> None:
     assert torch.equal(bits(alone.local[2:, ::2]), bits(together.local[2:, ::2]))
 
 
+@KERNEL
 def test_nan_steps_reach_the_state() -> None:
     case = Case(softplus=True, bias=True, limit=(0.001, 0.1), seqlen=256, final=F32)
     call = build(case)

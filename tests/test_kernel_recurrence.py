@@ -10,14 +10,16 @@ from torch import Tensor
 import cute_ssd
 from cute_ssd import launch, reference
 from cute_ssd.compile import compiled
-from cute_ssd.kernels.dims import Recurrence, has_f32x2
+from cute_ssd.kernels.dims import ROWS, Recurrence, has_f32x2
 from cute_ssd.launch import Operands
 from cute_ssd.machine_code import resources
 
 from .common import check
+from .executors import on_gpu
 
 pytest.importorskip("cutlass")
 
+KERNEL = pytest.mark.kernel
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 INF = float("inf")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -42,8 +44,11 @@ PLAIN = Recurrence(
     f32x2=True,
 )
 POOL = {"offsets": "int32", "slots": "int32", "flags": True}
+SPACED = {"offsets": "int32", "last": "float32", "chunk_states": "float32"}
+OWN = {"offsets": "int32", "chunk_states": "float32", "chunk_offsets": "int32"}
 STEP = {"single": True, "slots": "int32", "D": "float32"}
 VARIANTS = [*((arch, POOL) for arch in ARCHS), ("sm_80", STEP), ("sm_100a", STEP)]
+VARIANTS += [("sm_90a", SPACED), ("sm_100a", OWN)]
 MORE_VARIANTS: list[dict[str, Any]] = [
     {"dstate": 256, **POOL},
     {"dstate": 64},
@@ -58,6 +63,16 @@ MORE_VARIANTS: list[dict[str, Any]] = [
     {"aligned": False, "dstate": 256, "headdim": 81, **POOL},
     {"dstate": 248, "headdim": 200, **POOL},
     {"A": None, "dt_bias": None, "softplus": False, "dt": "float16"},
+    SPACED,
+    OWN,
+    {"headdim": 256, "dstate": 256, **SPACED},
+    {"dstate": 64, "chunk_states": "bfloat16", "final": None, "offsets": "int64", "chunk_offsets": "int64"},
+    {"dstate": 100, "headdim": 20, **POOL},
+    {"dstate": 254, "headdim": 42, "initial": "bfloat16", "final": "bfloat16"},
+    {"aligned": False, **OWN},
+    {"dstate": 253, "headdim": 256, **POOL},
+    {"dstate": 253, "headdim": 128, "dtype": "float32", "z": True},
+    {"dstate": 129, "headdim": 64, "dtype": "float32", "z": True, **POOL},
 ]
 
 
@@ -128,6 +143,9 @@ CASES = [
     Case(arch="sm_90a", headdim=80, dstate=128, nheads=1, states=BF16, z=True, softplus=True, bias=True, seqlen=17),
     Case(arch="sm_120a", headdim=16, dstate=256, nheads=1, seqlen=9, initial=False, states=F32, D="head"),
     Case(arch="sm_103a", headdim=72, dstate=256, nheads=1, seqlen=10, states=None, initial=False, parameters=BF16),
+    Case(arch="sm_86", headdim=20, dstate=100, lengths=(19, 2), pool=True, flags=True, z=True, D="channel", seed=4),
+    Case(arch="sm_89", headdim=34, dstate=12, states=BF16, z=True, D="head", seed=5),
+    Case(headdim=12, dstate=50, dtype=F16, lengths=(18, 0, 3), pool=True, D="head", pad=4, shift=4),
 ]
 SLOW_CASES = [
     Case(
@@ -255,17 +273,17 @@ def build(case: Case) -> Call:
     return Call(operands, y, final, {"softplus": case.softplus, "dt_limit": case.limit, "single": case.single})
 
 
-def run(call: Call, arch: str, seed: int = 0) -> cute_ssd.emulator.Report:
+def run(call: Call, arch: str, seed: int = 0) -> None:
+    """On the emulated `arch`, or on a CUDA device whatever its architecture."""
     call.y.watch()
     if call.final is not None:
         call.final.watch()
-    with cute_ssd.emulate(arch, seed=seed) as report:
+    with on_gpu(arch, seed=seed) as report:
         launch.recurrence(call.operands, arch, **call.options)
     assert not report.findings
     call.y.assert_intact()
     if call.final is not None:
         call.final.assert_intact()
-    return report
 
 
 def expected(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -310,11 +328,13 @@ def compare(call: Call, arch: str, seed: int) -> None:
         check(call.operands.final, final, eager_final)
 
 
+@KERNEL
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_numbers(case: Case) -> None:
     compare(build(case), case.arch, case.seed)
 
 
+@KERNEL
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW_CASES, ids=str)
 @pytest.mark.parametrize("seed", range(4))
@@ -343,6 +363,23 @@ def test_instructions_of_a_token(dstate: int) -> None:
     assert executed * 32 / (tokens * 64 * dstate) <= 2.2  # 1.5 is the least that packed arithmetic can do with
 
 
+@pytest.mark.parametrize("dstate", [64, 128])
+def test_a_decode_step_moves_each_state_byte_once(dstate: int) -> None:
+    """In accesses of 16 bytes a lane: all lanes of a warp instruction have bytes of their own."""
+    call = build(Case(single=True, seqlen=1, batch=3, headdim=64, dstate=dstate, D="head"))
+
+    def accesses(operands: Operands) -> tuple[int, int]:
+        with cute_ssd.emulate("sm_100a", sanitize=False) as report:
+            launch.recurrence(operands, "sm_100a", **call.options)
+        counts = report.launches[0].instructions
+        return counts["load global"], counts["store global"]
+
+    loads, stores = accesses(call.operands)
+    state = 3 * 2 * 64 * dstate * 4 // (32 * 16)
+    assert loads - accesses(call.operands._replace(initial=None))[0] == state
+    assert stores - accesses(call.operands._replace(final=None))[1] == state
+
+
 def outputs(call: Call, seed: int = 0) -> list[Tensor]:
     run(call, "sm_100a", seed)
     return [t.clone() for t in (call.operands.y, call.operands.final) if t is not None]
@@ -351,6 +388,7 @@ def outputs(call: Call, seed: int = 0) -> list[Tensor]:
 PACKED = CASES[1]
 
 
+@KERNEL
 def test_bits_do_not_depend_on_the_schedule_or_the_other_sequences() -> None:
     first = outputs(build(PACKED))
     for seed in (1, 2, 3):
@@ -366,13 +404,14 @@ def test_bits_do_not_depend_on_the_schedule_or_the_other_sequences() -> None:
             x=o.x[:, tokens], dt=o.dt[:, tokens], B=o.B[:, tokens], C=o.C[:, tokens], y=o.y[:, tokens],
             offsets=torch.tensor([0, length], dtype=torch.int32), slots=o.slots[s : s + 1], flags=o.flags[s : s + 1],
         )  # fmt: skip
-        with cute_ssd.emulate("sm_100a"):
+        with on_gpu("sm_100a"):
             launch.recurrence(alone, "sm_100a", **call.options)
         assert torch.equal(bits(alone.y), bits(first[0][:, tokens]))
         if length and o.slots[s] >= 0:
             assert torch.equal(bits(o.final[o.slots[s]]), bits(first[1][o.slots[s]]))
 
 
+@KERNEL
 @pytest.mark.parametrize("poison", [float("nan"), INF, -INF])
 def test_one_sequence_and_head_never_see_another(poison: float) -> None:
     clean, call = outputs(build(PACKED)), build(PACKED)
@@ -391,6 +430,7 @@ def test_one_sequence_and_head_never_see_another(poison: float) -> None:
     assert torch.equal(bits(final)[same], bits(clean[1])[same])
 
 
+@KERNEL
 @pytest.mark.parametrize("slot", [-1, 6, 2**31 - 1, -(2**31)])
 def test_slots_outside_of_the_pool_are_padding(slot: int) -> None:
     case = CASES[2]
@@ -404,16 +444,18 @@ def test_slots_outside_of_the_pool_are_padding(slot: int) -> None:
     assert changed == [s for s in call.operands.slots.tolist() if 0 <= s < 6]
 
 
+@KERNEL
 @pytest.mark.parametrize("offsets", [[0, -5, 10, 12, 20, 57], [0, 40, 10, 99, 3, 2**31 - 1], [50, 51, 52, 58, 60, 70]])
 def test_wrong_offsets_stay_inside_of_the_tensors(offsets: list[int]) -> None:
     call = build(PACKED)
     assert call.operands.offsets is not None
     call.operands.offsets.copy_(torch.tensor(offsets))
-    with cute_ssd.emulate("sm_100a", keep_going=True) as report:
+    with on_gpu("sm_100a", keep_going=True) as report:
         launch.recurrence(call.operands, "sm_100a", **call.options)
     assert not [f for f in report.findings if "race" not in f.kind]  # sequences may overlap
 
 
+@KERNEL
 def test_extreme_steps() -> None:
     """Softplus far below 0 and above its linear bound, decays that vanish and that are lost in rounding."""
     case = Case(headdim=64, dstate=64, nheads=2, dtype=F32, softplus=True, bias=True, seqlen=24)
@@ -440,23 +482,26 @@ def test_offsets_beyond_31_bits() -> None:
         storage = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
         return storage.as_strided(shape, strides)
 
-    case = Case(headdim=16, dstate=16, seqlen=2, nheads=2, states=F16, pool=True, batch=2, dtype=F16)
+    case = Case(headdim=16, dstate=16, seqlen=2, nheads=2, states=F16, pool=True, batch=2, dtype=F16, z=True)
     call = build(case)
     o = call.operands
     assert o.final is not None and o.slots is not None and o.initial is not None
     o.slots.copy_(torch.tensor([1, 0]))
-    x, B, pool = far(o.x.shape, 1, F16), far(o.B.shape, 1, F16), far(o.final.shape, 0, F16)[:2]
-    for target, source in ((x, o.x), (B, o.B), (pool, o.final[:2])):
+    assert o.z is not None
+    x, z, y = (far(o.x.shape, 1, F16) for _ in range(3))
+    B, pool = far(o.B.shape, 1, F16), far(o.final.shape, 0, F16)[:2]
+    for target, source in ((x, o.x), (z, o.z), (B, o.B), (pool, o.final[:2])):
         target.copy_(source)
     near = o._replace(initial=o.initial[:2], final=o.final[:2])
-    (y, final) = expected(call._replace(operands=near), torch.float64)
+    want, final = expected(call._replace(operands=near), torch.float64)
     with cute_ssd.emulate("sm_100a", sanitize=False):
-        launch.recurrence(near._replace(x=x, B=B, initial=pool, final=pool), "sm_100a", **call.options)
-    check(o.y, y, y.to(F16))
+        launch.recurrence(near._replace(x=x, B=B, z=z, y=y, initial=pool, final=pool), "sm_100a", **call.options)
+    check(y, want, want.to(F16))
     assert final is not None
     check(pool, final, final.to(F16))
 
 
+@KERNEL
 def test_a_decode_step_as_hugging_face_calls_it() -> None:
     """A, dt, D and dt_bias expanded to all elements, as the model code passes them: no copy, the same kernel."""
     g = torch.Generator().manual_seed(0)
@@ -476,7 +521,7 @@ def test_a_decode_step_as_hugging_face_calls_it() -> None:
         for dtype in (torch.float64, F32)
     ]
     operands = launch.step_operands(state, x, wide[0], wide[1], B, C, wide[2], z, wide[3], slots, out)
-    with cute_ssd.emulate("sm_100a") as report:
+    with on_gpu("sm_100a") as report:
         launch.recurrence(operands, "sm_100a", softplus=True, dt_limit=(-INF, INF), single=True)
     assert len(report.launches) == 1
     check(out, truth[0][0], truth[1][0])
@@ -511,14 +556,39 @@ def test_two_kernels_for_all_alignments() -> None:
     assert sorted(kernel.aligned for kernel in kernels) == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("headdim", "dstate", "accesses"),
+    [(16, 128, (16, 16, 16)), (20, 100, (16, 8, 8)), (64, 12, (16, 8, 16)), (6, 20, (16, 8, 4)), (5, 50, (8, 4, 2))],
+)
+def test_every_access_is_as_wide_as_rows_allow(headdim: int, dstate: int, accesses: tuple[int, ...]) -> None:
+    """Bytes of an access to an fp32 state, to bfloat16 B and C, and to x. One narrow row narrows no other tensor."""
+    case = Case(headdim=headdim, dstate=dstate)
+    kernel = launch.recurrence_kernel(build(case).operands, "sm_100a", softplus=False, single=False)
+    assert kernel.aligned and tuple(kernel.access_bytes(name) for name in ("initial", "B", "x")) == accesses
+    for shift in range(1, 8):  # what the widest access of any tensor forbids
+        shifted = build(case._replace(shift=shift)).operands
+        kernel = launch.recurrence_kernel(shifted, "sm_100a", softplus=False, single=False)
+        fits = shift * 2 % max(accesses[1:]) == 0 and shift * 4 % accesses[0] == 0
+        assert kernel.aligned == fits
+        if not fits:
+            assert {kernel.access_bytes(name) for name in ("initial", "B", "x")} == {2, 4}
+
+
+def test_states_of_single_elements_need_one_kernel() -> None:
+    kernel = launch.recurrence_kernel(build(Case(dstate=7)).operands, "sm_100a", softplus=False, single=True)
+    assert not kernel.aligned
+
+
+@KERNEL
 def test_dimensions_of_one_element_may_have_any_stride() -> None:
     case = Case(headdim=1, dstate=1, dtype=F32, parameters=F32, z=True, softplus=True, bias=True, seqlen=5)
     call = build(case)
     odd = {name: tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 7))
-           for name in launch.ROWS if (tensor := getattr(call.operands, name)) is not None}  # fmt: skip
+           for name in ROWS if (tensor := getattr(call.operands, name, None)) is not None}  # fmt: skip
     compare(call._replace(operands=call.operands._replace(**odd)), "sm_100a", 0)
 
 
+@KERNEL
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [torch.int32, torch.int64, torch.uint32])
 def test_index_dtypes(index: torch.dtype) -> None:

@@ -252,7 +252,7 @@ def test_without_a_device_the_option_is_refused_in_one_sentence(
     config = SimpleNamespace(getoption=lambda name: name == "--gpu")
     with pytest.raises(pytest.UsageError) as refused:
         conftest.pytest_configure(config)  # type: ignore[arg-type]
-    remedy = "install NVIDIA's driver and let the process see a device, or leave --gpu away"
+    remedy = "install NVIDIA's driver and let the process see a device, or leave --gpu or -m gpu away"
     assert str(refused.value) == f"--gpu: {got}: {remedy}"
 
 
@@ -269,7 +269,7 @@ def test_known_answers_run_there_and_findings_do_not() -> None:
     assert pytest_on_stand_in(which, "tests/test_emulator_bulk.py").startswith("1 passed, 23 skipped")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_known_answer_holds_there() -> None:
     files = sorted(str(path) for path in Path(__file__).parent.glob("test_emulator_*.py"))
     passed = int(pytest_on_stand_in("cuda", *files).split()[0])

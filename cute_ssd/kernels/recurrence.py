@@ -128,6 +128,8 @@ class RecurrenceKernel:
             block=[self.threads, 1, 1],
             smem=self.config.shared_bytes,
             stream=stream,
+            # Where addresses of single elements take the registers, ptxas would rather spill some than have fewer CTAs.
+            min_blocks_per_mp=0 if self.config.has_vectors else 1,
         )  # fmt: skip
 
     @cute.kernel
