@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 PAGE = 2 << 20
-# Smaller blocks come from memory that malloc keeps, which has been touched before.
-LARGE = 4 * PAGE
+# Smaller blocks come from memory that malloc keeps, which has been touched before (its DEFAULT_MMAP_THRESHOLD_MAX).
+LARGE = 16 * PAGE
 
 
 def advise(tensor: Tensor) -> Tensor:
