@@ -2,7 +2,8 @@
 
 A body that asks for `device` runs on the CPU backend, and on what its markers name:
 
-    "sm_100a"          the emulated GPU, with the body's small sizes: the recurrence kernel
+    "sm_100a"          the emulated GPU, with the body's small sizes: the recurrence kernel; a body that has one
+                       architecture has all ARCHS, those that it does not name in long runs
     "sm_100a:tiles"    the chunked kernels there: sizes that they have, however short a call is
     "sm_100a:tiles:1"  the same under another schedule of the emulator: 1 is a late one, 2 a priority one
     "cuda"             with --gpu: a CUDA device
@@ -57,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(problem)
 
 
+ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+
+
 def wants_cuda(config: pytest.Config) -> bool:
     """Whether cases on a CUDA device are asked for: by --gpu, or by -m gpu, alone or with more behind it."""
     return bool(config.getoption("--gpu") or config.getoption("markexpr").startswith("gpu"))
@@ -68,8 +72,8 @@ def on_cuda(name: str) -> Any:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `device` runs once for each executor there is: the CPU, with --gpu a CUDA device, and the
-    emulated GPUs that its marker `emulated` names; those of `emulated_slowly` in slow runs, their other schedules in
-    long ones. One with the marker
+    emulated GPUs that its marker `emulated` names; those of `emulated_slowly` in slow runs, their other schedules and
+    the other architectures in long ones. One with the marker
     `silicon` or `kernel` runs on the emulator, and with --gpu also on a CUDA device."""
     cuda, definition = wants_cuda(metafunc.config), metafunc.definition
     if cuda and (definition.get_closest_marker("silicon") or definition.get_closest_marker("kernel")):
@@ -77,9 +81,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         fast = [name for marker in metafunc.definition.iter_markers("emulated") for name in marker.args]
         slow = [name for marker in metafunc.definition.iter_markers("emulated_slowly") for name in marker.args]
-        kinds = [pytest.mark.long if name.endswith((":1", ":2")) else pytest.mark.slow for name in slow]
-        others = (pytest.param(name, marks=kind) for name, kind in zip(slow, kinds, strict=True))
-        executors: list[Any] = ["cpu", *fast, *others]
+        long = [name for name in slow if name.endswith((":1", ":2"))]
+        if any(name in ARCHS for name in fast + slow):
+            long += [arch for arch in ARCHS if arch not in fast + slow]
+        executors: list[Any] = ["cpu", *fast]
+        executors += [pytest.param(name, marks=pytest.mark.slow) for name in slow if name not in long]
+        executors += [pytest.param(name, marks=pytest.mark.long) for name in long]
         if cuda:
             executors += [on_cuda("cuda")] + [on_cuda("cuda:tiles")] * any(":tiles" in name for name in fast + slow)
         metafunc.parametrize("device", executors, indirect=True)

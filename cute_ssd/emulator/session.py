@@ -28,7 +28,8 @@ from .launch import Client, EmulatedDevice, Image, KernelLaunch, redirected, run
 
 KDL_CPU, KDL_CUDA = 1, 2  # DLDeviceType
 DEVICE_OFFSETS = {b"dltensor": 8, b"dltensor_versioned": 40}  # of DLTensor.device in a DLPack capsule
-LOWEST_ADDRESS = 1 << 32  # a smaller integer is an index, not an address
+LOWEST_ADDRESS = 1 << 22  # where programs begin that are not position-independent; their heap follows
+LARGEST_INDEX = 1 << 32  # a smaller integer that lies in no tensor is an index
 _ABSENT = object()
 
 Addresses = npt.NDArray[np.int64]
@@ -395,11 +396,13 @@ def _live_storages() -> set[tuple[int, int]]:
 
 
 def _containing(addresses: Addresses, spans: set[tuple[int, int]]) -> tuple[set[tuple[int, int]], bool]:
-    """Those of `spans` that some address lies in, and whether an address lies in none of them."""
+    """Those of `spans` that some address lies in, and whether one that is no index lies in none of them."""
     table = np.array(sorted({(0, 0), *spans}), np.int64)  # (0, 0) is what comes before the first, and contains nothing
     index = np.searchsorted(table[:, 0], addresses, side="right") - 1
     inside = addresses < table[index].sum(axis=1)
-    return {(start, size) for start, size in table[np.unique(index[inside])].tolist()}, not inside.all()
+    return {(start, size) for start, size in table[np.unique(index[inside])].tolist()}, not inside[
+        addresses >= LARGEST_INDEX
+    ].all()
 
 
 def _active_clusters(device: EmulatedDevice, cluster_size: int) -> int:
