@@ -144,7 +144,7 @@ def _seen(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _seen_on_gpu(tensor: Tensor) -> tuple[Any, ...]:
-    return *_seen(tensor), tensor.get_device(), tensor.data_ptr() % VECTOR_BYTES
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.data_ptr() % VECTOR_BYTES
 
 
 def _span(tensor: Tensor) -> int:
