@@ -146,6 +146,8 @@ FINDINGS = {
     "tma_pipeline_single_warp": ("race",),
     # cp.async writes through the generic proxy, and the product reads through the async one.
     "slicek_m32n8k128": ("missing proxy fence",),
+    # A CTA reads its neighbour's memory last of all, and nothing keeps the neighbour from exiting before.
+    "mapa": ("exited CTA",),
     # Only the leader waits for the loads; the others learn of them by a relaxed arrival.
     "tma_multicast": ("race",),
     # Kernel 4 overwrites the row's maximum with sums while other lanes may still read it.
