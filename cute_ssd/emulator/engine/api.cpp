@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include "core.h"
 #include "global_shadow.h"
@@ -208,18 +208,32 @@ struct Result { const Finding* findings; int nfindings; const char* const* print
 
 static thread_local std::unique_ptr<GlobalShadow> last_shadow;             // of the last run on this thread
 
-// As many threads as the host gives; at least this one.
+// As many threads as the host gives; at least this one. What is a thread's own, here and in the C++ runtime, is allocated when it is
+// first used, and the process ends where that fails: so before any CTA takes memory.
 static void run_on_threads(Grid& grid, i64 n) {
+    static thread_local volatile int own;
+    std::atomic<size_t> ready{0};
+    std::atomic<bool> go{false};
+    const auto help = [&] {
+        own = std::uncaught_exceptions();
+        ++ready;
+        ready.notify_one();
+        go.wait(false);
+        grid.work();
+    };
     std::vector<std::thread> threads;
     threads.reserve(n);
-    grid.hopeful = (int)n;
     for (i64 i = 1; i < n; ++i) {
         try {
-            threads.emplace_back([&] { grid.work(); });
-        } catch (const std::system_error&) {
-            --grid.hopeful;
+            threads.emplace_back(help);
+        } catch (const std::exception&) {                      // no thread, or no memory for one
+            break;
         }
     }
+    for (size_t seen; (seen = ready) < threads.size();) ready.wait(seen);
+    grid.hopeful = 1 + (int)threads.size();
+    go = true;
+    go.notify_all();
     grid.work();
     for (auto& t : threads) t.join();
 }
