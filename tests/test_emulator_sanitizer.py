@@ -939,31 +939,31 @@ SHARED_WORD = """
     READ: {acquire} ld.global.u32 %r9, [%out0+8000]; D:
     """
 SPIN = "W: ld{how}.global.u32 %r3, [%out0+8192]; setp.ne.u32 %p, %r3, 1; @%p bra W;"
-case(
+
+
+def published(
+    name: str, *, release: str, acquire: str, kind: str | tuple[str, ...] = "global race", **launch: int
+) -> None:
+    """A case of a word that the first CTA writes and releases, and the other one acquires and reads."""
+    case(name, SHARED_WORD.format(release=release, acquire=acquire), kind, **launch)
+
+
+published(
     "a flag between CTAs",
-    SHARED_WORD.format(
-        release="<<st.release.gpu.global.u32||st.global.u32>> [%out0+8192], 1;",
-        acquire=SPIN.format(how="<<.acquire.gpu||>>"),
-    ),
-    "global race",
+    release="<<st.release.gpu.global.u32||st.global.u32>> [%out0+8192], 1;",
+    acquire=SPIN.format(how="<<.acquire.gpu||>>"),
     grid=2,
 )
-case(
+published(
     "a flag by an atomic",
-    SHARED_WORD.format(
-        release="<<fence.acq_rel.gpu;>> red.relaxed.gpu.global.add.u32 [%out0+8192], 1;",
-        acquire=SPIN.format(how=".relaxed.gpu") + "<<fence.acq_rel.gpu;>>",
-    ),
-    "global race",
+    release="<<fence.acq_rel.gpu;>> red.relaxed.gpu.global.add.u32 [%out0+8192], 1;",
+    acquire=SPIN.format(how=".relaxed.gpu") + "<<fence.acq_rel.gpu;>>",
     grid=2,
 )
-case(
+published(
     "a flag by volatile accesses",
-    SHARED_WORD.format(
-        release="<<membar.gl;>> st.volatile.global.u32 [%out0+8192], 1;",
-        acquire=SPIN.format(how=".volatile") + "<<membar.gl;>>",
-    ),
-    "global race",
+    release="<<membar.gl;>> st.volatile.global.u32 [%out0+8192], 1;",
+    acquire=SPIN.format(how=".volatile") + "<<membar.gl;>>",
     grid=2,
 )
 case(
@@ -1010,24 +1010,18 @@ case(
     grid=4,
 )
 
-case(
+published(
     "a flag whose scope is too small",
-    SHARED_WORD.format(
-        release="st.release.<<gpu||cta>>.global.u32 [%out0+8192], 1;",
-        acquire=SPIN.format(how=".acquire.<<gpu||cta>>"),
-    ),
-    "global race",
+    release="st.release.<<gpu||cta>>.global.u32 [%out0+8192], 1;",
+    acquire=SPIN.format(how=".acquire.<<gpu||cta>>"),
     grid=2,
 )
-case(
+published(
     "a flag by atomics of the cluster",
-    SHARED_WORD.format(
-        release="red.release.<<gpu||cluster>>.global.add.u32 [%out0+8192], 1;",
-        acquire=SPIN.replace("ld{how}.global.u32 %r3,", "atom.acquire.<<gpu||cluster>>.global.or.b32 %r3,").replace(
-            "8192];", "8192], 0;"
-        ),
+    release="red.release.<<gpu||cluster>>.global.add.u32 [%out0+8192], 1;",
+    acquire=SPIN.replace("ld{how}.global.u32 %r3,", "atom.acquire.<<gpu||cluster>>.global.or.b32 %r3,").replace(
+        "8192];", "8192], 0;"
     ),
-    "global race",
     grid=2,
 )
 case(
@@ -1087,21 +1081,17 @@ case(
     "global race",
     ctas=2,
 )
-case(
+published(
     "a flag in a cluster",
-    SHARED_WORD.format(
-        release="st.release.<<cluster||cta>>.global.u32 [%out0+8192], 1;", acquire=SPIN.format(how=".acquire.cluster")
-    ),
-    "global race",
+    release="st.release.<<cluster||cta>>.global.u32 [%out0+8192], 1;",
+    acquire=SPIN.format(how=".acquire.cluster"),
     ctas=2,
 )
-case(
+published(
     "a flag of the device in a cluster",
-    SHARED_WORD.format(
-        release="fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%out0+8192], 1;",
-        acquire=SPIN.format(how=".relaxed.gpu") + "fence.acq_rel.gpu;",
-    ),
-    (),
+    release="fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%out0+8192], 1;",
+    acquire=SPIN.format(how=".relaxed.gpu") + "fence.acq_rel.gpu;",
+    kind=(),
     ctas=2,
 )
 case(

@@ -1,6 +1,5 @@
 // bar, barrier.cluster, mbarrier, fences.
-#include "core.h"
-#include "sanitizer.h"
+#include "addresses.h"
 
 namespace emu {
 
@@ -205,7 +204,7 @@ HANDLER(cluster_wait, "cluster.wait") {
 
 // ---- mbarriers -------------------------------------------------------------------------------------------------------
 
-constexpr i64 EXPECT = 1, DROP = 2, NO_COMPLETE = 4, ORDERED = 8, REMOTE = 16, CTA_SCOPE = 32;     // isa/barriers.py has the same flags
+constexpr i64 EXPECT = 1, DROP = 2, NO_COMPLETE = 4, RELEASE = 8, REMOTE = 16, CTA_SCOPE = 32;     // isa/barriers.py has the same flags
 constexpr i64 PARITY = 1, ACQUIRE = 2;
 constexpr u32 LARGEST_COUNT = (1u << 20) - 1;
 
@@ -288,7 +287,7 @@ HANDLER(mbarrier_arrive, "mbarrier.arrive") {
         if (cluster.sanitizer) {
             cluster.sanitizer->mbarrier_use(w, r, first_lane(lanes), address);
             const bool in_scope = !(r.i1 & CTA_SCOPE) || address >> RANK_SHIFT == (u32)w.cta->rank;
-            if (r.i1 & ORDERED && in_scope) cluster.sanitizer->mbarrier_release(w, lanes, address);
+            if (r.i1 & RELEASE && in_scope) cluster.sanitizer->mbarrier_release(w, lanes, address);
         }
         const i32 n = __builtin_popcount(lanes);
         if (cluster.sanitizer && n > b.pending)                // lanes have no order: which of them count for which phase is open
@@ -382,7 +381,7 @@ HANDLER(mbarrier_test_wait, "mbarrier.test_wait") { return wait(w, r, mask, fals
 
 // Memory is always in order here; fences matter to the sanitizer only.
 HANDLER(fence, "fence") {
-    IF_CHECKED(w, fence(w, mask, (Scope)r.i0));
+    IF_CHECKED(w, fence(w, mask, scope_of(r)));
     return Flow::next;
 }
 
@@ -399,7 +398,7 @@ HANDLER(fence_proxy, "fence.proxy") {
 
 HANDLER(fence_tensormap, "fence.tensormap") {
     Sanitizer* const sanitizer = w.cta->cluster->sanitizer;
-    if (sanitizer) each_lane(mask, [&](int lane) { sanitizer->global_acquire(w, lane, w.wide(r.a, lane) + (u64)r.i0, (Scope)r.i1); });
+    if (sanitizer) each_lane(mask, [&](int lane) { sanitizer->global_acquire(w, lane, w.wide(r.a, lane) + (u64)r.i0, scope_of(r)); });
     return Flow::next;
 }
 

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 
 from ..decode import Decoder, Modifiers, Place, instruction
 from ..syntax import Address, Instruction, Operand, Sink, Symbol
+from .memory import SCOPES
 
-SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 2}  # as in engine/sanitizer.h
 SHARED, GLOBAL = 1, 2  # state spaces of fence.proxy, as in engine/barriers.cpp
 
 # What a lane waits for, as engine/barriers.cpp keeps it: the named barrier and its generation; its vote; the generation
@@ -88,7 +88,7 @@ def cluster_barrier(d: Decoder, i: Instruction, m: Modifiers) -> None:
 # ---- mbarriers -------------------------------------------------------------------------------------------------------
 
 # Flags of arrivals and of waits, as in engine/barriers.cpp.
-EXPECT, DROP, NO_COMPLETE, ORDERED, REMOTE, CTA_SCOPE = 1, 2, 4, 8, 16, 32
+EXPECT, DROP, NO_COMPLETE, RELEASE, REMOTE, CTA_SCOPE = 1, 2, 4, 8, 16, 32
 PARITY, ACQUIRE = 1, 2
 
 
@@ -146,7 +146,7 @@ def arrive(d: Decoder, i: Instruction, m: Modifiers, drop: bool) -> None:
         flags |= NO_COMPLETE
     semantics, scope = memory_model(m, "release", "relaxed")
     if semantics == "release":
-        flags |= ORDERED
+        flags |= RELEASE
     if scope == "cta":  # without a scope, which kernels leave out for other CTAs' mbarriers too, it is the cluster
         flags |= CTA_SCOPE
     operands = list(i.operands)
@@ -190,7 +190,7 @@ def fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
     else:
         m.one_of("sc", "acq_rel", "acquire", "release", default="acq_rel")
         m.drop("sync_restrict::shared::cluster", "sync_restrict::shared::cta")  # orders less than a plain fence
-        d.emit("fence", i0=SCOPES[m.one_of(*SCOPES)])
+        d.emit("fence", i1=SCOPES[m.one_of(*SCOPES)])
 
 
 @instruction("membar", count_as="fence")
@@ -198,7 +198,7 @@ def membar(d: Decoder, i: Instruction, m: Modifiers) -> None:
     if m.flag("proxy"):
         proxy_fence(d, i, m)
     else:
-        d.emit("fence", i0=SCOPES["cta" if m.one_of("cta", "gl", "sys") == "cta" else "gpu"])
+        d.emit("fence", i1=SCOPES["cta" if m.one_of("cta", "gl", "sys") == "cta" else "gpu"])
 
 
 def proxy_fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
@@ -222,7 +222,7 @@ def tensor_map_fence(d: Decoder, i: Instruction, m: Modifiers) -> None:
     kind = m.one_of("acquire", "release")
     scope = SCOPES[m.one_of(*SCOPES)]
     if kind == "release":
-        d.emit("fence", i0=scope)
+        d.emit("fence", i1=scope)
         return
     address, _ = i.operands  # the size can only be 128
     place = d.address(address)
