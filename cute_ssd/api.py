@@ -17,7 +17,7 @@ from torch import Tensor
 from . import ops as _ops  # noqa: F401  (registers the operators)
 from . import pages
 from . import problem as _problem
-from .checks import bounds, refuse_forward_mode, refuse_gradient, require_types
+from .checks import NO_GRADIENT_ON_GPU, bounds, refuse_forward_mode, refuse_gradient, require_types
 from .device import Device
 from .errors import UnsupportedError
 from .plan import Plan, plan
@@ -405,10 +405,7 @@ def _refuse_gradients_there_are_not(*tensors: Tensor | None) -> None:
 
 def _refuse_gradient(*tensors: Tensor | None) -> None:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        raise UnsupportedError(
-            "A chunk scan has no gradient on a GPU yet, but an input requires one; call it under torch.no_grad(), or "
-            "on CPU tensors."
-        )
+        raise UnsupportedError(NO_GRADIENT_ON_GPU)
 
 
 def _ssd_problem(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, *, chunk_size: int, **rest: Any) -> Any:

@@ -15,6 +15,11 @@ _INDEX_DTYPES = (torch.int32, torch.int64, torch.uint32)
 _INTEGERS: tuple[Any, ...] = (int, torch.SymInt, Integral)
 _NUMBERS: tuple[Any, ...] = (int, float, Real)
 
+NO_GRADIENT_ON_GPU = (
+    "A chunk scan has no gradient on a GPU yet, but an input requires one; call it under torch.no_grad(), or on CPU "
+    "tensors."
+)
+
 Names = tuple[str, ...]
 Sizes = tuple[int | None, ...]
 

@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -173,11 +173,10 @@ def _session() -> Any:
 
 
 def _key(kernel: Configuration, arch: str) -> str:
-    packages = [f"{name} {_version(name)}" for name in PACKAGES]
     settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)]
     machine = (platform.machine(), platform.python_version())
     digest = hashlib.sha256()
-    for part in (repr(kernel), arch, str(_session() is not None), *machine, *packages, *settings):
+    for part in (repr(kernel), arch, str(_session() is not None), *machine, *_packages(), *settings):
         digest.update(part.encode() + b"\0")
     digest.update(Path(__file__).read_bytes())  # the options
     # Now and not at import: the compiler reads the source files again when it compiles.
@@ -188,11 +187,15 @@ def _key(kernel: Configuration, arch: str) -> str:
     return digest.hexdigest()[:32]
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
+@cache  # a model has many kernels, and each look for a version reads files
+def _packages() -> list[str]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} none")
+    return found
 
 
 def _hash(file: Path) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import launch
 from .errors import UnsupportedError
 from .launch import NOTHING, Operands, Packed
-from .ops import Asked, present
+from .ops import Asked, chunk_scan_outputs, keep_states, present, varlen_outputs
 from .problem import Problem
 
 
@@ -23,13 +23,8 @@ def chunk_scan(asked: Asked, *args: Any) -> list[Tensor]:
     x, dt, A, log_decay, B, C, D, z, dt_bias, initial_states, _, cu_seqlens, _, softplus, low, high = inputs
     p = asked.problem
     packed = cu_seqlens is not None
-    y = x.new_zeros(x.shape) if packed else x.new_empty(x.shape)  # rows behind the last sequence are zero
-
-    def states(count: int | None) -> Tensor:
-        return x.new_empty((count, *p.state_shape), dtype=p.state_dtype)
-
-    final = states(p.batch) if return_final_states else None
-    varlen = states(p.num_seqs) if return_varlen_states else None
+    # Rows behind the last sequence are zero.
+    y, final, varlen = chunk_scan_outputs(p, x, return_final_states, return_varlen_states, zeros=packed)
     operands = Operands(
         x=x,
         dt=dt if log_decay is None else log_decay.transpose(1, 2),
@@ -44,8 +39,8 @@ def chunk_scan(asked: Asked, *args: Any) -> list[Tensor]:
         initial=initial_states,
         final=varlen if packed else final,
     )
-    if final is not None and p.num_seqs == 0:  # nothing runs: the row's state stays as it is
-        final.zero_() if initial_states is None else final.copy_(initial_states)
+    if final is not None and p.num_seqs == 0:  # nothing runs
+        keep_states(final, initial_states)
     if packed and asked.plan.chunks is not None:
         _tiles_of_a_row(asked, operands, softplus, (low, high), final)
     else:
@@ -81,18 +76,10 @@ def chunk_scan_varlen(asked: Asked, *args: Any) -> tuple[Tensor, Tensor]:
     initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states, _, out = args[13:]
     p = asked.problem
     asked.refuse_overlap(args, ("out", len(args) - 1))
-    shape = (p.num_seqs, *p.state_shape) if return_final_states else (0,)
-    final = x.new_empty(shape, dtype=p.state_dtype)
+    final, chunk_states = varlen_outputs(p, args)
     states = (query_start_loc, initial_states, final if return_final_states else None)
     operands = _packed_row(p, x, dt, A, B, C, D, z, dt_bias, out, *states)
-    if not return_chunk_states:
-        _run(asked, operands, softplus, (low, high))
-        return final, x.new_empty(0, dtype=p.state_dtype)
-    rows = p.seqlen // p.chunk_size + operands.num_seqs  # those that no sequence needs stay zero
-    if cu_chunk_seqlens is not None:
-        rows = cu_chunk_seqlens.shape[0] - 1
-    chunk_states = x.new_zeros((rows, *p.state_shape), dtype=p.state_dtype)
-    left = Packed(None, chunk_states, cu_chunk_seqlens, p.chunk_size)
+    left = Packed(None, chunk_states, cu_chunk_seqlens, p.chunk_size) if return_chunk_states else NOTHING
     _run(asked, operands, softplus, (low, high), packed=left)
     return final, chunk_states
 

@@ -62,11 +62,12 @@ class Packed(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[:3]
+        return self.last, self.chunk_states, self.chunk_offsets
 
 
 NOTHING = Packed()
-_TENSORS = (*Operands._fields, *Packed._fields[:3])
+_LEFT = ("last", "chunk_states", "chunk_offsets")  # tensors of `Packed`
+_TENSORS = (*Operands._fields, *_LEFT)
 
 
 def recurrence(
@@ -218,8 +219,12 @@ def _of_operands(o: dict[str, _Geometry | None]) -> dict[str, Any]:
         "dtype": x.name,
         "z": o["z"] is not None,
         "flags": o["flags"] is not None,
-        **{name: None if (given := o[name]) is None else given.name for name in dtypes},
+        **_dtypes(o, dtypes),
     }
+
+
+def _dtypes(o: dict[str, _Geometry | None], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: None if (given := o[name]) is None else given.name for name in names}
 
 
 @lru_cache(maxsize=4096)  # a call from a model's loop has been here before
@@ -230,10 +235,9 @@ def _kernel(
     o = _named(geometries)
     if reasons := _obstacles(o, num_seqs):
         raise UnsupportedError(f"The recurrence kernel cannot run this call: {'; '.join(reasons)}.")
-    more: dict[str, Any] = {name: None if (given := o[name]) is None else given.name for name in Packed._fields[:3]}
     rows = {name: row for name in ROWS if (row := o[name]) is not None}
     kernel = Recurrence(
-        **_of_operands(o), **more, softplus=softplus, single=single, aligned=True, f32x2=has_f32x2(arch)
+        **_of_operands(o), **_dtypes(o, _LEFT), softplus=softplus, single=single, aligned=True, f32x2=has_f32x2(arch)
     )
     aligned = kernel.has_vectors and all(row.is_aligned(kernel.access_bytes(name)) for name, row in rows.items())
     odd = tuple(name for name, row in rows.items() if row.strides[-1] != 1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import cpu, cpu_decode, pages, problem
+from .checks import NO_GRADIENT_ON_GPU
 from .device import Device, emulated_arch
 from .errors import ShapeError, UnsupportedError
 from .kernels.dims import VECTOR_BYTES
@@ -258,12 +259,12 @@ def _chunk_scan_cpu(*args: Any) -> list[Tensor]:
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     rows = _row_states(p, seq_idx, cu_seqlens)
     sequences = rows.sequences
-    y, final_states, varlen_states = _chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
+    y, final_states, varlen_states = chunk_scan_outputs(p, x, return_final_states, return_varlen_states)
     outputs = [pages.advise(output) for output in present(y, final_states, varlen_states)]
     if cu_seqlens is not None and sequences.tokens < p.seqlen:
         y.zero_()
     if final_states is not None and not sequences.rows:
-        final_states.zero_() if initial_states is None else final_states.copy_(initial_states)
+        keep_states(final_states, initial_states)
 
     def final(s: int) -> list[Tensor]:
         row = sequences.rows[s]
@@ -285,15 +286,20 @@ def present(*outputs: Tensor | None) -> list[Tensor]:
     return [output for output in outputs if output is not None]
 
 
-def _chunk_scan_outputs(
-    p: Problem, x: Tensor, finals: bool, varlen: bool
+def keep_states(final_states: Tensor, initial_states: Tensor | None) -> None:
+    """Of rows without any sequence."""
+    final_states.zero_() if initial_states is None else final_states.copy_(initial_states)
+
+
+def chunk_scan_outputs(
+    p: Problem, x: Tensor, finals: bool, varlen: bool, zeros: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Fresh y, final states and states of the sequences, or None for what is not wanted."""
+    """Fresh y, with `zeros` cleared, final states and states of the sequences, or None for what is not wanted."""
 
     def states(count: int | None) -> Tensor:
         return x.new_empty((count or 0, *p.state_shape), dtype=p.state_dtype)
 
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = x.new_zeros(x.shape) if zeros else torch.empty_like(x, memory_format=torch.contiguous_format)
     return y, states(p.batch) if finals else None, states(p.num_seqs) if varlen else None
 
 
@@ -301,7 +307,7 @@ def _chunk_scan_fake(*args: Any) -> list[Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
     p = _scan_problem(*inputs, *args[17:])
     _require_support(p, inputs[0])
-    return present(*_chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states))
+    return present(*chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states))
 
 
 def _backward_outputs(
@@ -377,10 +383,7 @@ def _chunk_scan_backward_fake(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     *scan_inputs, return_final_states, return_varlen_states, _ = inputs
     if Device.of(inputs[0].device).kind == "cuda":
-        raise UnsupportedError(
-            "A chunk scan has no gradient on a GPU yet, but an input requires one; call it under torch.no_grad(), or "
-            "on CPU tensors."
-        )
+        raise UnsupportedError(NO_GRADIENT_ON_GPU)
     ctx.save_for_backward(*scan_inputs[:12])
     ctx.settings = scan_inputs[12:]
     ctx.returned = return_final_states, return_varlen_states
@@ -462,7 +465,8 @@ def _varlen_problem(*args: Any) -> Problem:
     )
 
 
-def _varlen_outputs(p: Problem, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+def varlen_outputs(p: Problem, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Fresh final states, and chunk states: those that no sequence needs stay zero. Empty where not wanted."""
     x, cu_chunk_seqlens, return_final_states, return_chunk_states = args[0], *args[-5:-2]
     num_seqs = p.num_seqs or 0
     nchunks = p.seqlen // p.chunk_size + num_seqs if cu_chunk_seqlens is None else cu_chunk_seqlens.shape[0] - 1
@@ -482,7 +486,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
     checked = chunk_ends(sequences, p.chunk_size, cu_chunk_seqlens, p.seqlen) if wanted else None
     ends = checked if return_chunk_states else None
     asked.refuse_overlap(args, ("out", len(args) - 1))
-    final_states, chunk_states = map(pages.advise, _varlen_outputs(p, args))
+    final_states, chunk_states = map(pages.advise, varlen_outputs(p, args))
     first_row = [0]
     for mine in ends or ():
         first_row.append(first_row[-1] + len(mine))
@@ -506,7 +510,7 @@ def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
 def _chunk_scan_varlen_fake(*args: Any) -> tuple[Tensor, Tensor]:
     p = _varlen_problem(*args)
     _require_support(p, args[0])
-    return _varlen_outputs(p, args)
+    return varlen_outputs(p, args)
 
 
 def _inplace_problem(*args: Any) -> Problem:

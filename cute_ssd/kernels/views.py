@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from .arithmetic import numeric, widen
-from .dims import ROWS, STATES, Recurrence
+from .dims import Recurrence
 
 
 def flat(tensor: Any, *coordinates: Any) -> Any:
@@ -53,60 +53,59 @@ def store_sectors(source: Any, target: Any) -> None:
         cute.copy(copy, registers[None, k], memory[None, k])
 
 
-def fake_rows(dtype: str | None, shape: tuple[Any, ...], align: int | None, multiple: int = 1) -> Any:
+def fake_rows(dtype: str, shape: tuple[Any, ...], align: int, multiple: int = 1) -> Any:
     """A tensor without data, for the compiler, whose last dimension is dense; all other strides are multiples of so
     many elements, and the first element lies at one of `align` bytes."""
-    if dtype is None:
-        return None
     strides = (*(cute.sym_int64(divisibility=multiple) for _ in shape[1:]), 1)
     return cute.runtime.make_fake_tensor(numeric(dtype), shape, strides, assumed_align=align)
 
 
-def fake_operands(config: Any, rows: Callable[..., Any]) -> dict[str, Any]:
-    """Of any kernel's configuration, in the order of `launch.Operands`: sizes and strides are known at the call only.
-    `rows(dtype, *shape)` makes the tensors that are read and written by rows."""
+def fake_strided(dtype: str | None, *shape: Any) -> Any:
+    if dtype is None:
+        return None
+    return cute.runtime.make_fake_tensor(numeric(dtype), shape, tuple(cute.sym_int64() for _ in shape))
+
+
+def fake_operands(
+    config: Any, rows: Callable[[str, str, tuple[Any, ...]], Any], more: tuple[str, ...]
+) -> dict[str, Any]:
+    """Of any kernel's configuration, in the order of `launch.Operands`, then states of names `more`: sizes and strides
+    are known at the call only. `rows(name, dtype, shape)` makes the tensors that are read and written by rows."""
     batch, seqlen, nheads, ngroups, sequences, bounds = (cute.sym_int32() for _ in range(6))
 
-    def strided(dtype: str | None, *shape: Any) -> Any:
-        if dtype is None:
-            return None
-        return cute.runtime.make_fake_tensor(numeric(dtype), shape, tuple(cute.sym_int64() for _ in shape))
+    def states(name: str) -> Any:
+        dtype = getattr(config, name)
+        return dtype and rows(name, dtype, (cute.sym_int32(), nheads, config.headdim, config.dstate))
 
     x, B = (batch, seqlen, nheads, config.headdim), (batch, seqlen, ngroups, config.dstate)
-    state = (nheads, config.headdim, config.dstate)
     return {
-        "x": rows(config.dtype, *x),
-        "dt": strided(config.dt, batch, seqlen, nheads),
-        "A": strided(config.A, nheads),
-        "B": rows(config.dtype, *B),
-        "C": rows(config.dtype, *B),
-        "D": strided(config.D, nheads, config.headdim),
-        "z": rows(config.dtype if config.z else None, *x),
-        "dt_bias": strided(config.dt_bias, nheads),
-        "y": rows(config.dtype, *x),
-        "offsets": strided(config.offsets, bounds),
-        "initial": rows(config.initial, cute.sym_int32(), *state),
-        "final": rows(config.final, cute.sym_int32(), *state),
-        "slots": strided(config.slots, sequences),
-        "flags": strided("bool" if config.flags else None, sequences),
+        "x": rows("x", config.dtype, x),
+        "dt": fake_strided(config.dt, batch, seqlen, nheads),
+        "A": fake_strided(config.A, nheads),
+        "B": rows("B", config.dtype, B),
+        "C": rows("C", config.dtype, B),
+        "D": fake_strided(config.D, nheads, config.headdim),
+        "z": rows("z", config.dtype, x) if config.z else None,
+        "dt_bias": fake_strided(config.dt_bias, nheads),
+        "y": rows("y", config.dtype, x),
+        "offsets": fake_strided(config.offsets, bounds),
+        "initial": states("initial"),
+        "final": states("final"),
+        "slots": fake_strided(config.slots, sequences),
+        "flags": fake_strided("bool" if config.flags else None, sequences),
+        **{name: states(name) for name in more},
     }
 
 
 def fake_arguments(config: Recurrence) -> list[Any]:
     """Of `RecurrenceKernel.__call__`."""
-    ends = config.chunk_offsets and cute.runtime.make_fake_tensor(
-        numeric(config.chunk_offsets), (cute.sym_int32(),), (cute.sym_int64(),)
-    )
-    operands = fake_operands(config, lambda dtype, *shape: fake_rows(dtype, shape, None))
-    state = (operands["x"].shape[2], config.headdim, config.dstate)
-    operands |= {name: fake_rows(getattr(config, name), (cute.sym_int32(), *state), None) for name in STATES[2:]}
-    for name in ROWS:
-        if (tensor := operands[name]) is not None:
-            dtype = getattr(config, name) if name in STATES else config.dtype
-            operands[name] = fake_rows(dtype, tensor.shape, config.access_bytes(name))
+
+    def rows(name: str, dtype: str, shape: tuple[Any, ...]) -> Any:
+        return fake_rows(dtype, shape, config.access_bytes(name))
+
     return [
-        *operands.values(),
-        ends,
+        *fake_operands(config, rows, ("last", "chunk_states")).values(),
+        fake_strided(config.chunk_offsets, cute.sym_int32()),
         Int32(0),
         Float32(0.0),
         Float32(0.0),

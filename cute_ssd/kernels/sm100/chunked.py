@@ -95,13 +95,10 @@ class ChunkedKernels:
 def fake_operands(config: Chunked) -> dict[str, Any]:
     """With rows at multiples of 16 bytes."""
 
-    def rows(dtype: str | None, *shape: Any) -> Any:
-        multiple = VECTOR_BYTES // ITEMSIZE[dtype] if dtype else 1
-        return views.fake_rows(dtype, shape, VECTOR_BYTES, multiple)
+    def rows(_: str, dtype: str, shape: tuple[Any, ...]) -> Any:
+        return views.fake_rows(dtype, shape, VECTOR_BYTES, VECTOR_BYTES // ITEMSIZE[dtype])
 
-    operands = views.fake_operands(config, rows)
-    state = (operands["x"].shape[2], config.headdim, config.dstate)
-    return operands | {"chunk_states": rows(config.chunk_states, cute.sym_int32(), *state)}
+    return views.fake_operands(config, rows, ("chunk_states",))
 
 
 def fake_arguments(config: Chunked) -> list[Any]:

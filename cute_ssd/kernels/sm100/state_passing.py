@@ -15,9 +15,9 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
 from ..arithmetic import fma2, kept, numeric, widen
 from ..dims import ITEMSIZE, VECTOR_BYTES, WARP
-from ..views import flat, vector
+from ..views import bound, flat, vector
 from .config import Chunked, Q
-from .tiles import bound, first_slot, tiles_per_row
+from .tiles import first_slot, tiles_per_row
 
 MaybeTensor = Any  # a cute.Tensor, or None where the configuration has none
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Int64, range_constexpr
+from cutlass import Constexpr, Int32, range_constexpr
 from cutlass.cutlass_dsl import select_
 
 from ..dims import WARP
-from ..views import flat, vector
+from ..views import bound, flat, vector
 from .config import MMA_K, Q
 
 
@@ -48,12 +48,6 @@ def store_tile(table: Any, tile: Tile) -> None:
     row = cute.make_rmem_tensor(4, Int32)
     row[0], row[1], row[2], row[3] = Int32(tile.row), Int32(tile.first), Int32(tile.valid), Int32(0)
     cute.autovec_copy(row, vector(table, flat(table, tile.slot), 4))
-
-
-def bound(offsets: Any, index: Any, seqlen: Any) -> Any:
-    """offsets[index]; wrong offsets give wrong results, but never an access outside of the tensors."""
-    loaded = Int64(vector(offsets, flat(offsets, index), 1)[0])
-    return Int32(cutlass.max(cutlass.min(loaded, Int64(seqlen)), Int64(0)))
 
 
 def first_slot(start: Any, sequence: Any) -> Any:
