@@ -22,6 +22,7 @@ FUNCTIONS = (
     "mamba_chunk_scan_varlen_inplace",
     "selective_state_update",
 )
+SIZES = {"batch": 1, "seqlen": 2048, "nheads": 16, "headdim": 64, "ngroups": 1, "dstate": 256}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -59,8 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = add("explain", _explain, "What a call would run and why; nothing is computed.")
     explain.add_argument("--function", choices=FUNCTIONS, default=FUNCTIONS[0])
-    sizes = {"batch": 1, "seqlen": 2048, "nheads": 16, "headdim": 64, "ngroups": 1, "dstate": 256}
-    for name, size in sizes.items():
+    for name, size in SIZES.items():
         note = "; packed sequences for the varlen functions" if name == "batch" else ""
         explain.add_argument(f"--{name}", type=int, default=size, help=f"default {size}{note}")
     explain.add_argument("--dtype", choices=DTYPES, default="bf16", help="of x, B and C (default bf16)")
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     calibration = about.add_parser("calibration", help="the model beside published measurements")
     calibration.add_argument("--examples", metavar="ROOT", help="NVIDIA's examples/python/CuTeDSL: attention too")
     called = about.add_parser("call", help="ssd_chunk_scan on bf16 tensors of some sizes")
-    for name, size in sizes.items():
+    for name, size in SIZES.items():
         called.add_argument(f"--{name}", type=int, default=size, help=f"default {size}")
     run = about.add_parser("run", help="modelled cycles of the launches of a CuTe DSL script")
     run.add_argument(
@@ -229,13 +229,20 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _sizes(a: argparse.Namespace) -> dict[str, int]:
+    """The sizes of a call, checked."""
+    sizes = {name: getattr(a, name) for name in SIZES}
+    for name, size in sizes.items():
+        if size < (0 if name in ("batch", "seqlen") else 1):
+            raise ValueError(f"{name} is {size}, expected a positive number; pass --{name} with one.")
+    return sizes
+
+
 def _meta_call(a: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of the function without data: sizes and dtypes are all that a plan reads."""
     import torch
 
-    for name in ("batch", "seqlen", "nheads", "headdim", "ngroups", "dstate"):
-        if getattr(a, name) < (0 if name in ("batch", "seqlen") else 1):
-            raise ValueError(f"{name} is {getattr(a, name)}, expected a positive number; pass --{name} with one.")
+    _sizes(a)
     dtype = getattr(torch, DTYPES[a.dtype])
 
     def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
@@ -266,6 +273,9 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     if arguments.modelled:
         return _bench_modelled(arguments)
+    if arguments.case or arguments.peer:
+        name = "--case" if arguments.case else "--peer"
+        return _refuse(f"{name} is of the modelled suite, but --modelled is not given; add --modelled.")
     if arguments.emulator:
         from pathlib import Path
 
@@ -342,9 +352,8 @@ def _model(arguments: argparse.Namespace) -> int:
     if arguments.about == "call":
         from . import modelled
 
-        names = ("batch", "seqlen", "nheads", "headdim", "ngroups", "dstate")
         try:
-            print(modelled.call(**{name: getattr(arguments, name) for name in names}, model=model))
+            print(modelled.call(**_sizes(arguments), model=model))
         except (ValueError, NotImplementedError, EmulatorError) as error:
             return _refuse(error)
         return 0

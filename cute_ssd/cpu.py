@@ -239,12 +239,13 @@ def _one_token(
     B, C = (t[where][:, 0].to(f).repeat_interleave(per_group, dim=1) for t in (inputs.B, inputs.C))
     result = dx * (B * C).sum(-1, keepdim=True)
     rows = single_rows(plan)
-    for i in range(0, len(ids), rows):
-        some = slice(i, min(i + rows, len(ids)))
+    parts = zip(*(t.split(rows) for t in (decay, dx[..., None], B[:, :, None], C, result)), strict=True)
+    for i, (keep, column, row, vector, found) in enumerate(parts):
+        some = slice(i * rows, i * rows + len(keep))
         start, takers = initial(ids[some]), homes[some]
         if start is not None:
             start = start.to(f)
-            result[some] += decay[some] * times_vector(start, C[some], rows == 1)
+            found.addcmul_(keep, times_vector(start, vector, rows == 1))
         if not any(takers):
             continue
         if len(takers) == 1 and takers[0][0].dtype == f:
@@ -252,9 +253,9 @@ def _one_token(
         else:
             state = workspace.empty("state", len(takers), *plan.problem.state_shape)
         if start is None:
-            torch.mul(dx[some, ..., None], B[some, :, None], out=state)
+            torch.mul(column, row, out=state)
         else:
-            torch.mul(start, decay[some, ..., None], out=state).addcmul_(dx[some, ..., None], B[some, :, None])
+            torch.mul(start, keep[..., None], out=state).addcmul_(column, row)
         _bring_home(takers, state)
     y[where] = _skip_and_gate(inputs, where, result[:, None]).to(y.dtype)
 

@@ -12,6 +12,7 @@ from . import suite
 from .api import explain, ssd_chunk_scan
 from .emulator import emulate
 from .emulator.timing import CLOCKS, ChainTime, Model, chain_time
+from .errors import ShapeError
 
 ARCH = "sm_100a"
 CLOCK = "locked"
@@ -75,7 +76,12 @@ def call(
     """Modelled time of `ssd_chunk_scan` on bf16 of these sizes, with D and final states, without initial states."""
     model = model or Model()
     case = suite.Case(0, batch, seqlen, nheads, headdim, ngroups, dstate, 0.0, 0.0)
-    return _time(suite.inputs(case) | {"initial_states": None}, model)
+    try:
+        arguments = suite.inputs(case)
+    except RuntimeError as error:  # torch's, of sizes that cannot be allocated
+        shape = (batch, seqlen, nheads, headdim)
+        raise ShapeError(f"x has shape {shape}, expected a call that fits into memory; pass smaller sizes.") from error
+    return _time(arguments | {"initial_states": None}, model)
 
 
 def _time(arguments: dict[str, Any], model: Model) -> ChainTime:

@@ -125,9 +125,9 @@ def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any)
     matters to GPU kernels only."""
     arch = emulated_arch()
     on_gpu = bool(arch) or args[0].is_cuda
-    # On the CPU all tensors are the CPU's: the dispatcher prefers any other device, and None comes cheapest.
+    # On the CPU all tensors are the CPU's: the dispatcher prefers any other device.
     seen = _seen_on_gpu if on_gpu else _seen
-    key = (describe, arch, *[None if t is None else seen(t) if isinstance(t, Tensor) else t for t in args])
+    key = (describe, arch, *[t if type(t) in _PLAIN else seen(t) for t in args])
     found = _ASKED.get(key)
     if found is None:
         if len(_ASKED) >= 1024:  # lengths that never come again
@@ -138,6 +138,9 @@ def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any)
         spans = {n: _span(t) for n, t in enumerate(args) if isinstance(t, Tensor) and t.numel()}
         _ASKED[key] = found = Asked(asked, plan(asked, Device.of(args[0].device)), spans, {})
     return found
+
+
+_PLAIN = {type(None), bool, int, float, torch.dtype}  # the arguments that are no tensors
 
 
 def _seen(tensor: Tensor) -> tuple[Any, ...]:

@@ -426,3 +426,18 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and cute_ssd.__version__ in capsys.readouterr().out
+
+
+def test_options_of_another_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--case", "1"], ["--peer", "kernel.py"]):
+        assert main(["bench", "--cpu", *option]) == 2
+        assert f"{option[0]} is of the modelled suite, but --modelled is not given" in capsys.readouterr().err
+
+
+def test_modelled_calls_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    for size, reason in (
+        (["--nheads", "99999999999999"], "expected a call that fits into memory; pass smaller sizes."),
+        (["--headdim", "-3"], "headdim is -3, expected a positive number"),
+    ):
+        assert main(["model", "call", *size]) == 2
+        assert reason in capsys.readouterr().err
