@@ -6,8 +6,8 @@
 Every synchronising instruction of a kernel's PTX is deleted or weakened, one at a time, and each such mutant runs on
 the captured launch under several schedules with the sanitizer on. It is caught by a finding, by an output that differs
 from the unmutated kernel's in any bit, or by a deadlock. A mutant that survives is either redundant (the kernel would
-be right without the instruction; kernels/redundant.py says why) or something that the emulator cannot see. Launches run
-one after the other there, so griddepcontrol.wait, which orders them on a GPU, is left as it is.
+be right without the instruction; kernels/redundant.py says why) or something that the emulator cannot see. A kernel
+that lacks a griddepcontrol.wait is launched behind one that writes all its memory, and need not wait for its end.
 """
 
 from __future__ import annotations
@@ -122,12 +122,14 @@ class Mutant:
         return "\n".join(lines)
 
 
+GRID_WAIT = "griddepcontrol.wait"
 DROPPED = (  # patterns of the names of instructions that are deleted, with the kind's name
     (r"tcgen05\.commit\..*", "tcgen05.commit"),
     (r"tcgen05\.wait::(ld|st)\..*", r"tcgen05.wait::\1"),
     (r"tcgen05\.fence::(\w+)", r"tcgen05.fence::\1"),
     (r"(?:fence|membar)\.proxy\.(async|tensormap).*", r"fence.proxy.\1"),
     (r"fence\.mbarrier_init\..*", "fence.mbarrier_init"),
+    (r"griddepcontrol\.wait", GRID_WAIT),
     (r"fence\.(?:sc|acq_rel|acquire|release)\..*|membar\.(?:cta|gl|sys)", "fence"),
     (r"(?:bar|barrier)(?:\.cta)?\.(sync|arrive)(?:\.aligned)?", r"bar.\1"),
     (r"bar\.warp\.sync", "bar.warp.sync"),
@@ -200,6 +202,18 @@ def mutants(kernel: Kernel) -> list[Mutant]:
 
 # ---- a launch that can be repeated -----------------------------------------------------------------------------------
 
+OVERWRITE = """
+.version 8.8 .target sm_100a .address_size 64
+.visible .entry overwrite(.param .u64 spans) {
+    .reg .pred %p; .reg .b16 %h; .reg .b32 %r; .reg .b64 %at, %n, %end, %thread;
+    mov.u32 %r, %tid.x; cvt.u64.u32 %thread, %r; mov.u16 %h, 0;
+    ld.param.u64 %at, [spans]; mov.u32 %r, %ctaid.x; mad.wide.u32 %at, %r, 16, %at;
+    ld.global.v2.u64 {%at, %n}, [%at]; add.u64 %end, %at, %n; add.u64 %at, %at, %thread;
+    L: setp.ge.u64 %p, %at, %end; @%p ret; st.global.u8 [%at], %h; add.u64 %at, %at, 1024; bra L;
+}
+"""
+"""Each CTA writes one span (address, bytes)."""
+
 
 @dataclass
 class Launch:
@@ -239,13 +253,20 @@ class Launch:
     def program(self, ptx: str | None = None) -> Program:
         return decode(parse_kernel(ptx or self.ptx, self.kernel_name), engine.handlers())
 
-    def run(self, program: Program, seed: int) -> engine.Outcome:
-        """With the memory as it was before."""
+    def run(self, program: Program, seed: int, behind: bool = False) -> engine.Outcome:
+        """With the memory as it was before; `behind` a launch that writes all of it, and may not be over."""
+        ranges = [(address, address + nbytes) for address, nbytes in self.spans]
+        if behind:
+            table = np.array(self.spans, np.uint64)
+            at = table.ctypes.data
+            known = [*ranges, (at, at + table.nbytes)]
+            overwrite = decode(parse_kernel(OVERWRITE, "overwrite"), engine.handlers())
+            launched = (overwrite, (len(table), 1, 1), (1024, 1, 1), (1, 1, 1), 0, at.to_bytes(8, "little"), known)
+            assert not engine.run(*launched, engine.Options(threads=1)).events
         self.write(self.before)
         schedule = SCHEDULES[2 - seed % 2] if seed else "eager"  # as emulate() chooses
         options = engine.Options(schedule, seed, threads=1, **self.options)
-        ranges = [(address, address + nbytes) for address, nbytes in self.spans]
-        return engine.run(program, *self.geometry, self.parameters, ranges, options)
+        return engine.run(program, *self.geometry, self.parameters, ranges, options, programmatic=behind)
 
     def poison(self, program: Program) -> None:
         """Runs it, and fills what it writes with NaN for later runs, unless that changes the result: it may read it."""
@@ -278,7 +299,7 @@ def attempt(
     """(what caught it, seed, message) of the first seed that does; `known` are findings of the unmutated kernel."""
     program = launch.program(mutant.apply(launch.ptx))
     for seed in seeds:
-        outcome = launch.run(program, seed)
+        outcome = launch.run(program, seed, behind=mutant.kind == GRID_WAIT)
         for event in outcome.events:
             if (event.kind, event.line) not in known:
                 return event.kind, seed, f"{event.who} at PTX line {event.line}: {event.message}"

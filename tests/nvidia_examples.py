@@ -101,6 +101,7 @@ EXAMPLES = [
     Example("tma_v0", TMA + "tma_v0.py", "--M 256 --N 256", expected=("unfinished copy",)),
     Example("tma_v1", TMA + "tma_v1.py", "--M 256 --N 256", expected=("unfinished copy",)),
     Example("tma_v2", TMA + "tma_v2.py", "--M 256 --N 256"),
+    Example("programmatic_dependent_launch", "dsl_tutorials/programmatic_dependent_launch.py", "--use_pdl"),
     Example("hopper cta_norm", HOPPER_NORM, f"--M 16 --N 1024 {ONCE}", "sm_90a"),
     ampere("memcpy_simt_universal_copy", "cute_ext/ampere/memcpy_simt_universal_copy.py", ""),
     ampere("elementwise_apply", AMPERE + "elementwise/elementwise_apply.py", "--M 64 --N 256"),

@@ -16,7 +16,7 @@ from cute_ssd.emulator.launch import KernelLaunch
 from cute_ssd.emulator.session import Session
 
 from .kernels.redundant import REDUNDANT
-from .mutation_score import ARCH, KERNELS, Launch, Redundant, attempt, mutants
+from .mutation_score import ARCH, GRID_WAIT, KERNELS, Launch, Redundant, attempt, mutants
 
 SEEDS = range(6)  # eager, late and priority schedules
 
@@ -71,6 +71,22 @@ def test_missing_synchronisation_is_caught(name: str, kind: str, code: str, find
     candidates = [m for m in mutants(launch.program().kernel) if m.kind == kind and code in m.code]
     by, _, message = attempt(launch, candidates[-1], SEEDS)
     assert by == finding, message
+
+
+@pytest.mark.parametrize("name", ["chunk_state", "chunk_scan"])
+def test_every_wait_for_the_launches_before_is_needed(name: str) -> None:
+    found: list[set[str]] = []
+
+    def run(captured: KernelLaunch) -> None:
+        launch = Launch.of(captured, tensor_fences=True)
+        kernel = launch.program().kernel
+        versions = [launch.ptx, *(m.apply(launch.ptx) for m in mutants(kernel) if m.kind == GRID_WAIT)]
+        found.extend({e.kind for e in launch.run(launch.program(ptx), 0, behind=True).events} for ptx in versions)
+
+    with Session(ARCH, run):
+        import_module(f"tests.kernels.{KERNELS[name].module}").run(*KERNELS[name].arguments)
+    right, *wrong = found
+    assert not right and wrong and all(kinds == {"missing grid wait"} for kinds in wrong)
 
 
 def test_lists_of_redundant_instructions_are_well_formed() -> None:

@@ -70,13 +70,20 @@ def load(n: int, to: str = "data", k: int = 0, source: str = "%in0") -> str:
 
 
 def store(n: int, source: str = "data") -> str:
-    """A bulk copy of n bytes to global memory, in a group of its own."""
-    return f"cp.async.bulk.global.shared::cta.bulk_group [%out0], [{source}], {n}; cp.async.bulk.commit_group;"
+    """A bulk copy of n bytes to global memory that no thread uses at its end, in a group of its own."""
+    return f"cp.async.bulk.global.shared::cta.bulk_group [%out0+4096], [{source}], {n}; cp.async.bulk.commit_group;"
 
 
 DRAIN = "cp.async.bulk.wait_group 0;"
 CLUSTER_SYNC = "barrier.cluster.arrive; barrier.cluster.wait;"
 END = "st.global.u32 [%out], %r9; ret; }"
+
+
+def marked(body: str, wrong: int | None) -> str:
+    """A body without its mark number `wrong`; None: the right version."""
+    marks = iter(range(100))
+    choose = lambda mark: (*mark[1].split("||"), "")[next(marks) == wrong]  # noqa: E731
+    return re.sub(r"<<(.*?)>>", choose, body, flags=re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -94,10 +101,7 @@ class Case:
     tensor_fences: bool = False
 
     def version(self, wrong: int | None) -> str:
-        """The kernel without its mark number `wrong`; None: the right version."""
-        marks = iter(range(100))
-        choose = lambda mark: (*mark[1].split("||"), "")[next(marks) == wrong]  # noqa: E731
-        return FRAME + re.sub(r"<<(.*?)>>", choose, self.body, flags=re.DOTALL) + END
+        return FRAME + marked(self.body, wrong) + END
 
     def run(self, wrong: int | None, schedule: str, seed: int, **options: bool) -> list[Event]:
         source, out = np.arange(4096, dtype=np.uint32), np.zeros(4096, np.uint32)
@@ -1111,11 +1115,68 @@ case(
     """,
     (),
 )
+for earlier, instruction in (("write", "st.global.u32 [%a], 5;"), ("read", "ld.global.u32 %r9, [%a];")):
+    case(
+        f"a generic {earlier} before a bulk store",
+        f"""
+        {PUT} setp.eq.u32 %p, %t, 40; add.u64 %a, %out0, 4100; @%p {instruction} fence.proxy.async.shared::cta;
+        <<fence.proxy.async.global;>> bar.sync 0; @!%first bra S; {store(256)} {DRAIN} S:
+        """,
+        "missing proxy fence",
+    )
+case(
+    "a generic write before the bulk store of another CTA",
+    f"""
+    setp.eq.u32 %p, %rank, 0; @%p st.shared.u32 [%mine], %t; @!%p st.global.u32 [%out0+4100], 5;
+    <<fence.proxy.async;||fence.proxy.async.shared::cta;>> {CLUSTER_SYNC} @!%p bra S; @!%first bra S; {store(256)}
+    {DRAIN} S:
+    """,
+    "missing proxy fence",
+    ctas=2,
+)
+case(
+    "a bulk store before a generic write",
+    f"""
+    {PUT} fence.proxy.async; bar.sync 0; @!%first bra S; {store(256)} {DRAIN} st.global.u32 [%out0+4100], 5; S:
+    """,
+    (),
+)
+
+
+def loaded(name: str, *, write: str = "st.global.u32 [%out0+8000], 7;", acquire: str = "", **launch: int) -> None:
+    """A case of a word that the first CTA writes, and the other one copies after it has seen a flag."""
+    body = f"""
+        {init(1)} @!%first bra D; setp.ne.u32 %p, %cta, 0; @%p bra READ; {write} st.release.gpu.global.u32
+        [%out0+8192], 1; bra D; READ: {SPIN.format(how=".acquire.gpu")} {acquire} {expect(16)}
+        {load(16, source="%out0+8000")} {wait()} D:
+    """
+    case(name, body, "missing proxy fence" if "<<" in body else (), **{"grid": 2, **launch})
+
+
+loaded("a fence before a flag", write="st.global.u32 [%out0+8000], 7; <<fence.proxy.async;>>")
+loaded(
+    "a fence behind the write",
+    write="<<st.global.u32 [%out0+8000], 7; fence.proxy.async;||fence.proxy.async; st.global.u32 [%out0+8000], 7;>>",
+)
+loaded("a fence behind a flag", acquire="<<fence.proxy.async.global;||fence.proxy.async.shared::cta;>>")
+case(
+    "a fence before a flag that is passed on",
+    f"""
+    {init(1)} @!%first bra D; setp.ne.u32 %p, %cta, 0; @%p bra NEXT; st.global.u32 [%out0+8000], 7;
+    <<fence.proxy.async;>> fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%out0+8192], 1; bra D;
+    NEXT: {SPIN.format(how=".relaxed.gpu")} fence.acq_rel.gpu; setp.ne.u32 %p, %cta, 1; @%p bra READ;
+    red.relaxed.gpu.global.add.u32 [%out0+8200], 1; bra D;
+    READ: {SPIN.format(how=".acquire.gpu").replace("8192", "8200").replace("W", "V")} {expect(16)}
+    {load(16, source="%out0+8000")} {wait()} D:
+    """,
+    "missing proxy fence",
+    grid=3,
+)
 case(
     "the end of a bulk store",
     f"""
     {PUT} fence.proxy.async; bar.sync 0; @!%first bra S; {store(256)} cp.async.bulk.wait_group<<||.read>> 0;
-    ld.global.u32 %r9, [%out0+128]; {DRAIN} S:
+    ld.global.u32 %r9, [%out0+4224]; {DRAIN} S:
     """,
     "global race",
 )

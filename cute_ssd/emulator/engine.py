@@ -14,6 +14,7 @@ import numpy as np
 
 from .build import shared_library
 from .program import RECORD, Program
+from .report import short_name
 
 SOURCES = Path(__file__).parent / "engine"
 # Strict IEEE: no -ffast-math. -fno-math-errno and -fno-trapping-math let loops over lanes vectorise without changing
@@ -68,6 +69,8 @@ class _Launch(ctypes.Structure):
         ("ranges", ctypes.c_void_p),
         ("nranges", ctypes.c_int32),
         ("sm_version", ctypes.c_int32),
+        ("programmatic", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
     )
 
 
@@ -191,12 +194,13 @@ def run(
     ranges: Sequence[tuple[int, int]],
     options: Options,
     sm_version: int = 100,
+    programmatic: bool = False,
 ) -> Outcome:
     """Executes a grid.
 
     `params` are the kernel's parameters laid out as its PTX declares them; `ranges` the global memory [begin, end) that
-    the launch may touch. Raises nothing for what a kernel does wrong: the events say it (a fatal one ended the launch
-    early).
+    the launch may touch. `programmatic`: it may start before the launch before it, the last one of this thread, is
+    over. Raises nothing for what a kernel does wrong: the events say it (a fatal one ended the launch early).
     """
     lib = library()
     buffer = np.zeros(len(params) + 128, np.uint8)  # 128: tensor maps are 64-byte aligned parameters
@@ -216,6 +220,8 @@ def run(
         ranges=_address(known),
         nranges=len(known),
         sm_version=sm_version,
+        programmatic=programmatic,
+        name=short_name(program.kernel.name).encode(),
     )
     c_options = _Options(
         schedule=SCHEDULES[options.schedule],
@@ -249,3 +255,8 @@ def written(address: int, nbytes: int) -> np.ndarray:
     flags = np.zeros(nbytes // 2 + 1, np.uint8)
     library().emu_written(ctypes.c_uint64(address), ctypes.c_uint64(nbytes), ctypes.c_void_p(_address(flags)))
     return flags
+
+
+def synchronize() -> None:
+    """The device has come to rest: the next launch on this thread finds every launch before it over."""
+    library().emu_synchronize()

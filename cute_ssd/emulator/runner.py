@@ -86,6 +86,7 @@ class Runner:
             ranges,
             self._options(launch),
             int(digits),
+            launch.programmatic and bool(self.report.launches),  # nothing lies before the session
         )
         self._check_supported(program, outcome.events)
         entry = LaunchReport(

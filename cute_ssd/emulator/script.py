@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .build import EmulatorError
+from .engine import synchronize
 from .launch import EmulatedDevice
 from .session import Patches, Session
 
@@ -93,6 +94,11 @@ def _is_device(value: object) -> bool:
     return isinstance(value, str) and (value == "cpu" or CUDA_NAME.fullmatch(value) is not None)
 
 
+def _rest(*args: Any, **kwargs: Any) -> None:
+    """What waits for the device."""
+    synchronize()
+
+
 class _Stream:
     """A torch.cuda.Stream, and the context manager that makes it current."""
 
@@ -108,8 +114,7 @@ class _Stream:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def synchronize(self) -> None:
-        pass
+    synchronize = _rest
 
     def query(self) -> bool:
         return True
@@ -138,8 +143,7 @@ class _Event:
     def wait(self, stream: Any = None) -> None:
         pass
 
-    def synchronize(self) -> None:
-        pass
+    synchronize = _rest
 
     def query(self) -> bool:
         return True
@@ -176,11 +180,12 @@ def _answer_torch(patches: Patches, device: EmulatedDevice) -> None:
         "current_stream": stream,
         "default_stream": stream,
         "can_device_access_peer": False,
-        **dict.fromkeys(("init", "synchronize", "set_device", "empty_cache", "reset_peak_memory_stats")),
+        **dict.fromkeys(("init", "set_device", "empty_cache", "reset_peak_memory_stats")),
         **dict.fromkeys(("max_memory_allocated", "memory_allocated", "memory_reserved"), 0),
     }
     for name, answer in answers.items():
         patches.attribute(torch.cuda, name, lambda *args, _answer=answer, **kwargs: _answer)
+    patches.attribute(torch.cuda, "synchronize", _rest)
     patches.attribute(torch.cuda, "Stream", _Stream)
     patches.attribute(torch.cuda, "ExternalStream", _Stream)
     patches.attribute(torch.cuda, "Event", _Event)
@@ -223,8 +228,8 @@ def _answer_driver(patches: Patches, device: EmulatedDevice) -> None:
         "DriverGetVersion": lambda: 13000,
         "EventElapsedTime": lambda *args: float("nan"),
         "StreamQuery": nothing,
-        **dict.fromkeys(("StreamSynchronize", "StreamDestroy", "StreamWaitEvent"), nothing),
-        **dict.fromkeys(("EventRecord", "EventSynchronize", "EventDestroy", "EventQuery"), nothing),
+        **dict.fromkeys(("StreamSynchronize", "EventSynchronize"), _rest),
+        **dict.fromkeys(("StreamDestroy", "StreamWaitEvent", "EventRecord", "EventDestroy", "EventQuery"), nothing),
         **dict.fromkeys(("ProfilerStart", "ProfilerStop"), nothing),
     }
     of_driver: dict[str, Callable[..., Any]] = {
@@ -240,7 +245,8 @@ def _answer_driver(patches: Patches, device: EmulatedDevice) -> None:
             ("cuCtxGetCurrent", "cuCtxCreate", "cuDevicePrimaryCtxRetain", "cuCtxPopCurrent"),
             lambda *args: driver.CUcontext(0),
         ),
-        **dict.fromkeys(("cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxDestroy", "cuCtxSynchronize"), nothing),
+        **dict.fromkeys(("cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxDestroy"), nothing),
+        "cuCtxSynchronize": _rest,
         "cuDevicePrimaryCtxRelease": nothing,
         "cuStreamCreate": lambda *args: driver.CUstream(0),
         "cuStreamCreateWithPriority": lambda *args: driver.CUstream(0),
@@ -254,7 +260,8 @@ def _answer_driver(patches: Patches, device: EmulatedDevice) -> None:
     }
     of_runtime: dict[str, Callable[..., Any]] = {
         **{f"cuda{name}": answer for name, answer in both.items()},
-        **dict.fromkeys(("cudaDeviceSynchronize", "cudaSetDevice", "cudaGetLastError"), nothing),
+        **dict.fromkeys(("cudaSetDevice", "cudaGetLastError"), nothing),
+        "cudaDeviceSynchronize": _rest,
         "cudaGetDevice": lambda: 0,
         **dict.fromkeys(
             ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority"),

@@ -176,7 +176,7 @@ void HappensBefore::shared(Warp& w, const Record& r, u32 lanes, const u32* addre
 
 void HappensBefore::global(Warp& w, const Record& r, u64 address, u64 n, Access access, Scope scope) {
     act(w, r, 0, false);
-    if (access != Access::read && access != Access::write) {
+    if (is_strong(access)) {
         cluster.global_shadow->strong(who, address, access, scope);
         if (scope == Scope::cta) access = access == Access::strong_read ? Access::read : Access::write;   // to other CTAs it is a plain one
     }
@@ -269,12 +269,12 @@ void HappensBefore::free_tmem(Warp& w, const Record& r, Cta& cta, int column, in
 void HappensBefore::check_global(u64 address, u64 n, Access access) {
     const WarpState& s = warps[actor.number];
     GlobalShadow::Actor by{(u16)actor.warp->cta->rank, 0, 0, nullptr, actor.async_proxy};
-    if (cluster.ctas.size() > 1) by.warp = (u16)actor.number, by.clock = s.clock, by.view = s.some_lanes ? &s.known_some.plain : &s.known.plain;
+    if (cluster.ctas.size() > 1) by.warp = (u16)actor.number, by.clock = s.clock, by.view = &latest(s).plain;
     using Kind = GlobalShadow::Kind;
     const auto c = cluster.global_shadow->access(who, by, address, n, access);
+    if (!cluster.global_shadow->unfinished.empty() && !launches_over(s)) check_launches(address, n, access);
     if (c.kind == Kind::none) return;
-    const bool reads = access == Access::read || access == Access::strong_read;
-    const std::string what = format("%s global memory at 0x%llx", reads ? "reads" : "writes", (unsigned long long)address);
+    const std::string what = format("%s global memory at 0x%llx", only_reads(access) ? "reads" : "writes", (unsigned long long)address);
     const char* const before = c.was_write ? "writes" : "reads";
     const auto find = [&](const char* kind, const std::string& why) { cluster.find(kind, actor.warp, actor.record->line, what + why); };
     switch (c.kind) {
@@ -282,8 +282,18 @@ void HappensBefore::check_global(u64 address, u64 n, Access access) {
         case Kind::several: return find("global race", " that several other CTAs read without an order between them");
         case Kind::cta: return find("global race", format(" that another CTA (rank %u of its cluster) %s without an order between them", c.who, before));
         case Kind::in_flight: return find("global race", " while a bulk store may still write it: no cp.async.bulk.wait_group lies between");
-        default: return find("missing proxy fence", " in the asynchronous proxy without a fence.proxy.async after a generic write");
+        default:
+            return find("missing proxy fence", format(" in the asynchronous proxy without a fence.proxy.async after a generic %s%s", c.was_write ? "write" : "read",
+                                                      c.who == who.cluster ? "" : " of another CTA"));
     }
+}
+
+void HappensBefore::check_launches(u64 address, u64 n, Access access) {
+    for (const auto& launch : cluster.global_shadow->unfinished)
+        if (const char* did = launch->conflict(address, n, access))
+            cluster.find("missing grid wait", actor.warp, actor.record->line,
+                         format("%s global memory at 0x%llx that an earlier launch, of %s, %s: no griddepcontrol.wait lies between",
+                                only_reads(access) ? "reads" : "writes", (unsigned long long)address, launch->kernel.c_str(), did));
 }
 
 // ---- events ----------------------------------------------------------------------------------------------------------
@@ -311,8 +321,7 @@ u32 HappensBefore::warp_event(Warp& w, const Record& r, Access access) {
     const u64 execution = access == Access::write ? cluster.counts[record] : 0;
     if (s.last_record == record && s.last_clock == s.clock && s.last_access == access && s.last_execution == execution) return s.last_event;
     static const char* const WHAT[] = {"a read", "a write", "an atomic", "a read", "a write"};
-    const bool strong = access != Access::read && access != Access::write;
-    const u32 event = new_event({gid(w), r.line, 0, s.clock, false, strong, WHAT[(int)access], access == Access::read || access == Access::strong_read});
+    const u32 event = new_event({gid(w), r.line, 0, s.clock, false, is_strong(access), WHAT[(int)access], only_reads(access)});
     s.last_record = record;
     s.last_clock = s.clock;
     s.last_access = access;
@@ -386,8 +395,7 @@ void HappensBefore::conflict(u32 prior, const Run& now, u32 at) {
         only_fence = ordered(prior);
         actor.async_proxy = true;
     }
-    const bool reads = now.access == Access::read || now.access == Access::strong_read;
-    const char* verb = actor.frees ? "frees" : reads ? "reads" : now.access == Access::atomic ? "updates" : "writes";
+    const char* verb = actor.frees ? "frees" : only_reads(now.access) ? "reads" : now.access == Access::atomic ? "updates" : "writes";
     const std::string what = format("%s %s %s", e.what, verb, place(*now.shadow, at).c_str()), before = describe(prior);
     if (only_fence) cluster.find("missing proxy fence", actor.warp, e.line, format("%s without a fence.proxy.async after %s", what.c_str(), before.c_str()));
     else if (synchronised(prior)) {

@@ -50,7 +50,7 @@ struct INTERNAL Grid {
     std::vector<u64> counts;
     std::vector<std::string> printed;
     u64 instructions = 0;
-    std::unique_ptr<GlobalShadow> shadow = std::make_unique<GlobalShadow>();
+    std::shared_ptr<GlobalShadow> shadow = std::make_shared<GlobalShadow>();
     std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
 
     std::vector<std::unique_ptr<Recorder>> recorders;
@@ -206,7 +206,7 @@ int emu_record_size() { return (int)sizeof(Record); }
 struct Finding { const char* kind; const char* message; const char* who; int line; int fatal; };
 struct Result { const Finding* findings; int nfindings; const char* const* printed; int nprinted; u64 instructions; };
 
-static thread_local std::unique_ptr<GlobalShadow> last_shadow;             // of the last run on this thread
+static thread_local std::shared_ptr<GlobalShadow> last_shadow;             // of the last run on this thread, if that was a whole one with sanitize
 
 // As many threads as the host gives; at least this one. What is a thread's own, here and in the C++ runtime, is allocated when it is
 // first used, and the process ends where that fails: so before any CTA takes memory.
@@ -245,15 +245,19 @@ int emu_run(const Program* program, const Launch* launch, const Options* options
     static thread_local std::vector<std::string> printed;
     static thread_local std::vector<const char*> printed_view;
     static const Finding too_little = {"memory", "the host has not enough memory for this kernel's CTAs", "", 0, 1};
-    last_shadow.reset();
+    std::shared_ptr<GlobalShadow> before = std::move(last_shadow);
     last_traces.clear();
     try {
         Grid grid(*program, *launch, *options);
+        grid.shadow->kernel = launch->name;
+        if (before && launch->programmatic) grid.shadow->start_behind(std::move(before));
+        before.reset();
         grid.counts.assign(program->nrecords, 0);
         const i64 n = std::max<i64>(1, std::min<i64>(options->threads, grid.size()));
         run_on_threads(grid, n);
         if (grid.out_of_memory) throw std::bad_alloc();
-        last_shadow = std::move(grid.shadow);
+        if (grid.shadow->waited) grid.shadow->unfinished.clear();
+        if (options->sanitize && !options->only_traced) last_shadow = std::move(grid.shadow);
         last_traces = std::move(grid.traces);
         kept = grid.result(n > 1);
         printed = std::move(grid.printed);
@@ -275,5 +279,8 @@ int emu_run(const Program* program, const Launch* launch, const Options* options
 void emu_written(u64 address, u64 n, u8* out) {
     if (last_shadow) last_shadow->written(address, n, out);
 }
+
+// The device has come to rest: no launch is unfinished.
+void emu_synchronize() { last_shadow.reset(); }
 
 }  // extern "C"

@@ -1,10 +1,21 @@
-// trap, no-ops, vprintf.
+// trap, no-ops, griddepcontrol, vprintf.
 #include <mutex>
-#include "core.h"
+#include "sanitizer.h"
 
 namespace emu {
 
 HANDLER(nothing, "nothing") { return Flow::next; }
+
+// The launches before are over whenever this one runs; who relies on that is the sanitizer's.
+HANDLER(wait_for_launches, "griddepcontrol.wait") {
+    IF_CHECKED(w, wait_for_launches(w, mask));
+    return Flow::next;
+}
+
+HANDLER(launch_dependents, "griddepcontrol.launch_dependents") {
+    IF_CHECKED(w, launch_dependents(w));
+    return Flow::next;
+}
 
 HANDLER(trap, "trap") { fault("trap", w, r.line, format("lane %d executes trap", first_lane(mask))); }
 

@@ -96,6 +96,8 @@ struct Launch {
     const Range* ranges;
     i32 nranges;
     i32 sm_version;             // 100 for sm_100a
+    i32 programmatic;           // 1: it may start before the launch before it is over
+    const char* name;
 };
 
 // A fault ends the launch; a finding (Cluster::find) is collected and the launch goes on.

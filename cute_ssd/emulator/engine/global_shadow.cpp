@@ -20,6 +20,9 @@ struct Mark {
     u32 bytes() const { return bits & 3; }
 };
 
+// Which bytes of the granule at `at` lie in [begin, end): bit 0, the even one.
+u32 bytes_of(u64 at, u64 begin, u64 end) { return 3 & (at < begin ? 2 : 3) & (end < at + 2 ? 1 : 3); }
+
 }  // namespace
 
 GlobalShadow::Page& GlobalShadow::page(u64 number) {
@@ -60,11 +63,7 @@ u32 GlobalShadow::present_epoch(Who& who, const Actor& by) {
 class GlobalShadow::Visitor {
   public:
     Visitor(const GlobalShadow& s, const Who& w, const Actor& b, u32 e, Access a)
-        : shadow(s), who(w), by(b), present(e), access(a), atomic(a != Access::read && a != Access::write),
-          reads(a == Access::read || a == Access::strong_read), own(0) {
-        if (by.view)
-            if (const auto it = who.known.find(who.cluster); it != who.known.end()) own = it->second;
-    }
+        : shadow(s), who(w), by(b), present(e), access(a), atomic(is_strong(a)), reads(only_reads(a)), own(by.view ? times_of(who.cluster).plain : 0) {}
 
     // A cell of which `bytes` are accessed (bit 0: the even ones). False: it is divided.
     bool visit(std::atomic<u64>& cell, u32 bytes) {
@@ -83,18 +82,23 @@ class GlobalShadow::Visitor {
   private:
     bool ordered(const Epoch& e) const {
         if (e.cluster == who.cluster) return e.rank == by.rank || e.time <= own || e.clock <= by.view->latest(e.warp);
-        const auto it = who.known.find(e.cluster);
-        return it != who.known.end() && it->second >= e.time;
+        return e.time <= times_of(e.cluster).plain;
+    }
+
+    // To the asynchronous proxy, as to a generic access: Note [Proxies in global memory].
+    bool visible(const Epoch& e) const { return e.time <= (e.cluster == who.cluster ? who.proxy_fenced : times_of(e.cluster).async); }
+
+    Times times_of(u32 cluster) const {
+        const auto it = who.known.find(cluster);
+        return it == who.known.end() ? Times{} : it->second;
     }
 
     void check(Mark other, u32 bytes, bool was_write) {
         if (!(other.bytes() & bytes) || (atomic && other.atomic())) return;
         if (other.epoch() == present && !(other.bits & (Mark::SEVERAL | Mark::ASYNC)) && !by.async_proxy) return;
         const Epoch& e = shadow.epoch(other.epoch());
-        if (reads && e.cluster == who.cluster) {               // Note [Proxies in global memory]
-            if (other.async() && e.time > who.drained) conflict = {Kind::in_flight};
-            if (!other.async() && by.async_proxy && e.time > who.proxy_fenced) conflict = {Kind::proxy};
-        }
+        if (reads && other.async() && e.cluster == who.cluster && e.time > who.drained) conflict = {Kind::in_flight};
+        if (by.async_proxy && !other.async() && !visible(e)) conflict = {Kind::proxy, e.cluster, was_write};
         if (!ordered(e)) conflict = e.cluster == who.cluster ? Conflict{Kind::cta, e.rank, was_write} : Conflict{Kind::cluster, e.cluster, was_write};
         else if (other.several() && !who.synchronises) conflict = {Kind::several, 0, false};
     }
@@ -130,13 +134,14 @@ class GlobalShadow::Visitor {
     const u32 present;
     const Access access;
     const bool atomic, reads;
-    u32 own;                                                   // time up to which the cluster's CTAs are ordered by way of memory
+    const u32 own;                                             // time up to which the cluster's CTAs are ordered by way of memory
     u64 last = DIVIDED, last_next = 0;
 };
 
 GlobalShadow::Conflict GlobalShadow::access(Who& who, const Actor& by, u64 address, u64 n, Access access) {
     if (access != Access::strong_read) who.dirty = true;       // polls with a fence in the loop must not use up the time
-    if (access != Access::strong_read && access != Access::read) (by.async_proxy ? who.undrained : who.unfenced) = true;
+    if (by.async_proxy) who.undrained |= !only_reads(access);
+    else who.unfenced |= access != Access::strong_read;
     Visitor visitor(*this, who, by, present_epoch(who, by), access);
     const u64 end = address + n;
     for (u64 at = address; at < end;) {
@@ -147,7 +152,7 @@ GlobalShadow::Conflict GlobalShadow::access(Who& who, const Actor& by, u64 addre
             auto* const granules = &p.granules[piece * PARTS % (PAGE / GRANULE)];
             divide(whole, granules);
             for (u64 g = at / GRANULE; g * GRANULE < stop; ++g)
-                visitor.visit(granules[g % PARTS], 3 & (g * GRANULE < at ? 2 : 3) & (stop < (g + 1) * GRANULE ? 1 : 3));
+                visitor.visit(granules[g % PARTS], bytes_of(g * GRANULE, at, stop));
         }
         at = stop;
     }
@@ -163,27 +168,53 @@ void GlobalShadow::divide(std::atomic<u64>& piece, std::atomic<u64>* granules) {
     while (!piece.compare_exchange_weak(cell, DIVIDED, std::memory_order_release, std::memory_order_relaxed));
 }
 
-void GlobalShadow::written(u64 address, u64 n, u8* out) {
-    std::lock_guard<std::mutex> hold(lock);
-    const u64 first = address / GRANULE, end = (address + n + GRANULE - 1) / GRANULE;
-    for (u64 at = first, stop; at < end; at = stop) {
+// ---- of a launch that has ended --------------------------------------------------------------------------------------
+
+// f(number, cell) of the granules whose pages were accessed.
+template <class F> void GlobalShadow::each_granule(u64 address, u64 n, const F& f) const {
+    const u64 end = (address + n + GRANULE - 1) / GRANULE;
+    for (u64 at = address / GRANULE, stop; at < end; at = stop) {
         stop = std::min(end, (at * GRANULE / PAGE + 1) * (PAGE / GRANULE));
         const auto found = pages.find(at * GRANULE / PAGE);
         if (found == pages.end()) continue;
         const Page& p = *found->second;
         for (u64 g = at; g < stop; ++g) {
             const u64 whole = p.pieces[g / PARTS % (PAGE / PIECE)].load(std::memory_order_relaxed);
-            const u64 cell = whole == DIVIDED ? p.granules[g % (PAGE / GRANULE)].load(std::memory_order_relaxed) : whole;
-            out[g - first] |= cell >> 32 != 0;
+            f(g, whole == DIVIDED ? p.granules[g % (PAGE / GRANULE)].load(std::memory_order_relaxed) : whole);
         }
     }
 }
 
-void GlobalShadow::merge(Known& into, const Known& from) {
-    for (auto& [cluster, time] : from) {
-        u32& mine = into[cluster];
-        mine = std::max(mine, time);
-    }
+void GlobalShadow::written(u64 address, u64 n, u8* out) const {
+    each_granule(address, n, [&](u64 g, u64 cell) { out[g - address / GRANULE] |= cell >> 32 != 0; });
+}
+
+const char* GlobalShadow::conflict(u64 address, u64 n, Access access) const {
+    const bool atomic = is_strong(access), reads = only_reads(access);
+    const char* found = nullptr;
+    each_granule(address, n, [&](u64 g, u64 cell) {
+        const u32 bytes = bytes_of(g * GRANULE, address, address + n);
+        const auto conflicts = [&](Mark m) { return (m.bytes() & bytes) && !(atomic && m.atomic()); };
+        if (conflicts(Mark{(u32)(cell >> 32)})) found = "writes";
+        else if (!reads && !found && conflicts(Mark{(u32)cell})) found = "reads";
+    });
+    return found;
+}
+
+void GlobalShadow::start_behind(std::shared_ptr<GlobalShadow> last) {
+    constexpr size_t KEPT = 8;                                 // kernels that never wait would have it grow for ever
+    unfinished = std::move(last->unfinished);
+    unfinished.push_back(std::move(last));
+    if (unfinished.size() > KEPT) unfinished.erase(unfinished.begin());
+}
+
+// ---- order -----------------------------------------------------------------------------------------------------------
+
+// True if that was news.
+bool GlobalShadow::merge(Known& into, const Known& from) {
+    bool news = false;
+    for (auto& [cluster, times] : from) news |= into[cluster].merge(times);
+    return news;
 }
 
 // What was accessed so far lies before the present time from now on.
@@ -196,8 +227,7 @@ void GlobalShadow::release(Who& who, u64 address) {
     std::lock_guard<std::mutex> hold(lock);
     Known& known = released[address];
     merge(known, who.known);
-    u32& mine = known[who.cluster];
-    mine = std::max(mine, who.time);
+    known[who.cluster].merge({who.time, who.proxy_fenced});
     advance(who);
 }
 
@@ -206,13 +236,13 @@ void GlobalShadow::acquire(Who& who, u64 address) {
     who.synchronises = true;
     auto it = released.find(address);
     if (it == released.end()) return;
-    merge(who.known, it->second);
+    who.unfenced |= merge(who.known, it->second);
     who.learned = true;
 }
 
 void GlobalShadow::fence(Who& who) {
     if (who.learned || !who.pending.empty()) {
-        merge(who.known, who.pending);
+        who.unfenced |= merge(who.known, who.pending);
         who.pending.clear();
         who.fenced = who.known;
     }
@@ -224,10 +254,7 @@ void GlobalShadow::fence(Who& who) {
 void GlobalShadow::strong(Who& who, u64 address, Access access, Scope scope) {
     const bool waits = access != Access::strong_write, tells = access != Access::strong_read;
     if (who.present.size() > 1 && scope != Scope::cta) {
-        if (const auto it = who.within.find(address); waits && it != who.within.end()) {
-            u32& own = who.known[who.cluster];
-            own = std::max(own, it->second);
-        }
+        if (const auto it = who.within.find(address); waits && it != who.within.end()) who.known[who.cluster].merge({it->second, 0});
         if (tells) {
             who.within[address] = who.time;
             advance(who);
@@ -243,14 +270,15 @@ void GlobalShadow::strong(Who& who, u64 address, Access access, Scope scope) {
     if (!tells || !who.fenced_time) return;
     Known& known = released[address];
     merge(known, who.fenced);
-    u32& mine = known[who.cluster];
-    mine = std::max(mine, who.fenced_time);
+    known[who.cluster].merge({who.fenced_time, who.proxy_fenced});
 }
 
 void GlobalShadow::proxy_fence(Who& who) {
     if (!who.unfenced) return;
     who.proxy_fenced = who.time++;
     who.unfenced = false;
+    for (Known* known : {&who.known, &who.fenced})
+        for (auto& [cluster, times] : *known) times.async = times.plain;
 }
 
 void GlobalShadow::drain(Who& who) {

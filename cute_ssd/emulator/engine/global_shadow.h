@@ -6,9 +6,17 @@
 // the next one. CTAs of one cluster are ordered by what their warps know of each other (View), or by any strong access to one word
 // whose scope is wide enough.
 //
-// Note [Proxies in global memory]: what a cluster wrote is open to its TMA loads after the next fence.proxy.async, and what its bulk
-// stores wrote after the next cp.async.bulk.wait_group, of whichever of its threads. That asks too little, never too much.
+// Note [Proxies in global memory]: between a generic access and a bulk or tensor copy that conflicts with it there must be a
+// fence.proxy.async: of the cluster that made the first one, before it releases that, or of the cluster that copies, after it has acquired
+// it. What bulk stores wrote may be read after the next cp.async.bulk.wait_group of their cluster. Either may be executed by whichever
+// thread of the cluster. That asks too little, never too much.
+//
+// Note [Launches before]: a launch with the attribute for programmatic dependent launch starts as soon as each CTA of the one before has
+// executed griddepcontrol.launch_dependents or has exited. That one is unfinished then, and so is what was unfinished for it, unless one
+// of its CTAs had executed griddepcontrol.wait before. Behind its own wait a thread finds all of them over; until then what it does must
+// not conflict with what they did, at any time. A launch without the attribute finds everything over.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -21,14 +29,22 @@ namespace emu {
 
 class INTERNAL GlobalShadow {
   public:
-    using Known = std::unordered_map<u32, u32>;                // cluster -> time; the own one: the other CTAs, by way of memory
+    struct Times {                                             // up to which it is known; of that, behind a fence.proxy.async
+        u32 plain = 0, async = 0;
+        bool merge(Times o) {
+            const Times before = *this;
+            plain = std::max(plain, o.plain), async = std::max(async, o.async);
+            return plain != before.plain || async != before.async;
+        }
+    };
+    using Known = std::unordered_map<u32, Times>;              // by cluster; the own one: the other CTAs, by way of memory
     struct Who {                                               // a cluster
         u32 cluster = 0, time = 1, fenced_time = 0;            // fenced_time: at the last fence, 0: there was none
         u32 proxy_fenced = 0, drained = 0;                     // Note [Proxies in global memory]: times up to which it is so
         Known known, fenced, pending;                          // pending: known after the next fence
         bool synchronises = false;
         bool dirty = false, learned = false;                   // since the last change of time; since the last fence
-        bool unfenced = false, undrained = false;              // it wrote: in the generic proxy, by bulk stores
+        bool unfenced = false, undrained = false;              // it accessed or learned something; it wrote by bulk stores
         struct Present { u32 epoch = 0, time = 0; Clock clock = 0; };
         std::vector<Present> present;                          // of each warp; of all, where the cluster is one CTA
         std::unordered_map<u64, u32> within;                   // address -> time of strong writes, where the cluster is several CTAs
@@ -44,13 +60,20 @@ class INTERNAL GlobalShadow {
 
     // Marks [address, address + n) as accessed; returns the last unordered access of somebody else.
     Conflict access(Who& who, const Actor& by, u64 address, u64 n, Access access);
-    void written(u64 address, u64 n, u8* out);                 // out[i] |= 1 where bytes 2i, 2i + 1 were written
+    void written(u64 address, u64 n, u8* out) const;           // out[i] |= 1 where bytes 2i, 2i + 1 were written
     void release(Who& who, u64 address);                       // these three at gpu scope
     void acquire(Who& who, u64 address);
     void fence(Who& who);
     void strong(Who& who, u64 address, Access access, Scope);  // relaxed or volatile
     void proxy_fence(Who& who);
     void drain(Who& who);                                      // the bulk stores are over
+
+    // Note [Launches before]
+    std::string kernel;
+    std::vector<std::shared_ptr<GlobalShadow>> unfinished;     // when this launch started
+    std::atomic<bool> waited{false};                           // one of its CTAs waited for them before it let others start
+    void start_behind(std::shared_ptr<GlobalShadow> last);
+    const char* conflict(u64 address, u64 n, Access access) const;     // what this launch did there: "writes", "reads", null
 
   private:
     // A cell (writer, reader: see Mark) of a piece of 16 bytes, unless parts of it are accessed: then of its granules of 2 bytes, so that
@@ -65,11 +88,12 @@ class INTERNAL GlobalShadow {
     struct Epoch { u32 cluster, time; Clock clock; u16 rank, warp; };
     static constexpr u32 EPOCH_BITS = 27, CHUNK = 1 << 14;
     class Visitor;
-    static void merge(Known& into, const Known& from);
+    static bool merge(Known& into, const Known& from);
     void advance(Who& who);
     u32 present_epoch(Who& who, const Actor& by);
     const Epoch& epoch(u32 number) const { return chunks[number / CHUNK].load(std::memory_order_acquire)[number % CHUNK]; }
     Page& page(u64 number);
+    template <class F> void each_granule(u64 address, u64 n, const F&) const;
     void divide(std::atomic<u64>& piece, std::atomic<u64>* granules);
     static std::atomic<u64> created;
     const u64 identity = ++created;                            // an address may be used again, a number is not

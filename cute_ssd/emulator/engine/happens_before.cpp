@@ -26,6 +26,7 @@ void HappensBefore::start() {
     engine_clock.clear();
     engine_names.clear();
     engine_of.clear();
+    new_engine("");                                            // LAUNCHES
     waits.clear();
     old_read = old_reader = good_event = 0;
     for (auto* spaces : {&shared_shadow, &tmem_shadow})
@@ -33,6 +34,7 @@ void HappensBefore::start() {
     who = {};
     who.cluster = (u32)cluster.number;
     who.present.resize(cluster.ctas.size() > 1 ? nwarps : 1);
+    waited = hurried = 0;
     exits.assign(cluster.ctas.size(), {});
     remote.assign(cluster.ctas.size() > 1 ? cluster.ctas.size() * nwarps : 0, {});
 }
@@ -171,7 +173,20 @@ void HappensBefore::global_acquire(Warp&, int, u64 address, Scope scope) {
     if (scope == Scope::gpu) cluster.global_shadow->acquire(who, address);
 }
 
+void HappensBefore::wait_for_launches(Warp& w, u32 lanes) {
+    Knowledge news;
+    news.plain.advance(LAUNCHES, 1);
+    learn(w, lanes, news);
+    waited |= 1u << w.cta->rank;
+}
+
+// The first one of a CTA counts, and that may be any.
+void HappensBefore::launch_dependents(Warp& w) {
+    if (!launches_over(state(w))) hurried |= 1u << w.cta->rank;
+}
+
 void HappensBefore::finish() {
+    if (waited & ~hurried) cluster.global_shadow->waited = true;
     for (auto& [engine, clock] : issued) {
         const bool over = std::any_of(exits.begin(), exits.end(), [&](const View& v) { return v.engine(engine) >= clock; });
         if (over || engine_names[engine].empty()) continue;

@@ -89,6 +89,8 @@ class INTERNAL HappensBefore final : public Sanitizer {
     void fence(Warp&, u32 lanes, Scope) override;
     void global_release(Warp&, int, u64 address, Scope) override;
     void global_acquire(Warp&, int, u64 address, Scope) override;
+    void wait_for_launches(Warp&, u32 lanes) override;
+    void launch_dependents(Warp&) override;
     void exit_warp(Warp&) override;
     void finish() override;
 
@@ -125,6 +127,7 @@ class INTERNAL HappensBefore final : public Sanitizer {
 
     const Knowledge& view_of(const Warp& w, int lane) const { return view_of(warps[gid(w)], lane); }
     static const Knowledge& view_of(const WarpState& s, int lane) { return s.some_lanes >> lane & 1 ? s.known_some : s.known; }
+    static const Knowledge& latest(const WarpState& s) { return s.some_lanes ? s.known_some : s.known; }       // of any lane
     template <class F> void each_view(Warp&, u32 lanes, const F&);
     void learn(Warp&, u32 lanes, const Knowledge& news);
     void order_lanes(Warp&);
@@ -157,6 +160,8 @@ class INTERNAL HappensBefore final : public Sanitizer {
     u32 added_reader(u32 read, u32 mark);
     bool same_owner(u32 x, u32 y) const;
     void check_global(u64 address, u64 n, Access);
+    void check_launches(u64 address, u64 n, Access);
+    static bool launches_over(const WarpState& s) { return latest(s).plain.engine(LAUNCHES); }
     void check_alive(const Warp&, const Record&, u32 address);
 
     Cluster& cluster;
@@ -168,6 +173,7 @@ class INTERNAL HappensBefore final : public Sanitizer {
     std::vector<std::vector<u32>> sets;                        // of readers
     static constexpr size_t TRANSITIONS = 1024;
     std::vector<std::pair<u64, u32>> transitions;              // direct mapped: (set, reader) -> set
+    static constexpr u32 LAUNCHES = 0;                         // an engine: 1 behind griddepcontrol.wait, see Note [Launches before]
     std::vector<Clock> engine_clock;
     std::vector<std::string> engine_names;
     std::unordered_map<u64, u32> engine_of;
@@ -178,6 +184,7 @@ class INTERNAL HappensBefore final : public Sanitizer {
     std::vector<Remote> remote;                                // [nwarps * rank + warp]: its last access to that other CTA's shared memory
     std::vector<Shadow> shared_shadow, tmem_shadow;            // of each CTA
     GlobalShadow::Who who;
+    u32 waited = 0, hurried = 0;                               // CTAs: waited for the launches before; let others start before that
     Actor actor{};
     u32 async_event = 0;
     u32 good_event = 0, good_write = 0, good_read = 0;         // events: see run

@@ -8,6 +8,8 @@ namespace emu {
 
 // strong_*: volatile, relaxed or stronger: no race with another strong access or an atomic.
 enum class Access : u8 { read, write, atomic, strong_read, strong_write };
+constexpr bool only_reads(Access a) { return a == Access::read || a == Access::strong_read; }
+constexpr bool is_strong(Access a) { return a != Access::read && a != Access::write; }
 
 // An asynchronous operation's own time line: it is over when a later wait says so.
 //   mbarrier   complete_tx on an mbarrier's current phase: known to whoever observes that phase
@@ -77,6 +79,9 @@ struct Sanitizer {
     virtual void fence(Warp&, u32 lanes, Scope) = 0;             // fence.acq_rel / membar
     virtual void global_release(Warp&, int lane, u64 address, Scope) = 0;         // atomic or store with release semantics
     virtual void global_acquire(Warp&, int lane, u64 address, Scope) = 0;
+
+    virtual void wait_for_launches(Warp&, u32 lanes) = 0;        // griddepcontrol.wait
+    virtual void launch_dependents(Warp&) = 0;                   // griddepcontrol.launch_dependents
 
     virtual void exit_warp(Warp&) = 0;
     virtual void finish() = 0;                                   // every warp has exited, the queues are drained

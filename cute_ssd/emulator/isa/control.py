@@ -36,11 +36,15 @@ def trap(d: Decoder, i: Instruction, m: Modifiers) -> None:
     d.emit("trap")
 
 
-@instruction("nanosleep", "setmaxnreg", "griddepcontrol", "pmevent", count_as="no effect")
+@instruction("nanosleep", "setmaxnreg", "pmevent", count_as="no effect")
 def nothing(d: Decoder, i: Instruction, m: Modifiers) -> None:
-    # Register budgets and sleeping are about time. Launches run one after another, so a dependent launch never waits.
-    m.drop("u32", "sync", "aligned", "inc", "dec", "wait", "launch_dependents")
+    m.drop("u32", "sync", "aligned", "inc", "dec")  # register budgets and sleeping are about time
     d.emit("nothing")
+
+
+@instruction("griddepcontrol", count_as="no effect")
+def griddepcontrol(d: Decoder, i: Instruction, m: Modifiers) -> None:
+    d.emit(f"griddepcontrol.{m.one_of('wait', 'launch_dependents')}")
 
 
 @instruction("call", count_as="call")

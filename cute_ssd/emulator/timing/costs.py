@@ -124,6 +124,8 @@ class _Costs:
             return self.make("remote_store", "lsu", m["lsu_interval"], m["alu_latency"])
         if handler == "tcgen05.fence":
             return self.make("free")
+        if handler.startswith("griddepcontrol."):
+            return self.make("dependency_wait" if handler.endswith("wait") else "dependency_launch")
         if handler == "nothing":
             return self.nothing(int(record["line"]))
         return self.memory(handler)
@@ -131,10 +133,6 @@ class _Costs:
     def nothing(self, line: int) -> tuple[object, ...]:
         instruction = self.program.instruction_at(line)
         text = instruction.text if instruction else ""
-        if "griddepcontrol.wait" in text:
-            return self.make("dependency_wait")
-        if "griddepcontrol.launch_dependents" in text:
-            return self.make("dependency_launch")
         if "setmaxnreg" in text:
             return self.make("order", latency=self.model["order_latency"])
         return self.make("plain")
