@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script it m
 from cute_ssd.emulator import SCHEDULES, engine
 from cute_ssd.emulator.decode import Program, decode
 from cute_ssd.emulator.launch import KernelLaunch
+from cute_ssd.emulator.pointers import Pointers
 from cute_ssd.emulator.ptx import Instruction, Kernel, parse_kernel
 from cute_ssd.emulator.script import run_script
 from cute_ssd.emulator.session import Session
@@ -224,6 +225,7 @@ class Launch:
     geometry: tuple[object, ...]  # grid, block, cluster, dynamic shared memory
     parameters: bytes
     spans: list[tuple[int, int]]  # address, bytes
+    numbered: list[tuple[int, int]]  # [begin, end) of the tensors that `parameters` point to
     options: dict[str, bool]  # of the engine
     before: list[np.ndarray] = field(default_factory=list)
     expected: list[np.ndarray] = field(default_factory=list)
@@ -231,12 +233,14 @@ class Launch:
     @classmethod
     def of(cls, launch: KernelLaunch, **options: bool) -> Launch:
         parameters = parse_kernel(launch.ptx, launch.kernel_name).parameters
+        pointers = Pointers(launch.tensors, launch.views)
         block = bytearray(max((p.offset + p.size for p in parameters), default=0))
         for index, p in enumerate(parameters):
-            block[p.offset : p.offset + p.size] = launch.parameter(index, p.size)
+            block[p.offset : p.offset + p.size] = pointers.numbered(launch.parameter(index, p.size))
         geometry = (launch.grid, launch.block, launch.cluster, launch.shared_bytes)
         spans = [span for span in launch.tensors if span[1]]
-        found = cls(launch.kernel_name, launch.ptx, geometry, bytes(block), spans, options)
+        numbered = sorted(pointers.ranges)
+        found = cls(launch.kernel_name, launch.ptx, geometry, bytes(block), spans, numbered, options)
         found.before = [m.copy() for m in found.memory()]
         return found
 
@@ -255,7 +259,7 @@ class Launch:
 
     def run(self, program: Program, seed: int, behind: bool = False) -> engine.Outcome:
         """With the memory as it was before; `behind` a launch that writes all of it, and may not be over."""
-        ranges = [(address, address + nbytes) for address, nbytes in self.spans]
+        ranges = [*((address, address + nbytes) for address, nbytes in self.spans), *self.numbered]
         if behind:
             table = np.array(self.spans, np.uint64)
             at = table.ctypes.data

@@ -15,6 +15,7 @@ import pytest
 
 from cute_ssd.emulator import engine
 from cute_ssd.emulator.decode import Program, decode
+from cute_ssd.emulator.pointers import Pointers
 from cute_ssd.emulator.ptx import parse_kernel
 
 HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
@@ -58,14 +59,13 @@ class TensorMap(bytes):
 def pack(args: tuple[object, ...]) -> tuple[bytes, list[tuple[int, int]]]:
     """Parameters (arrays become pointers, ints 32-bit, np.uint64 64-bit, bytes 64-byte aligned blobs) and the known
     memory ranges."""
-    params, ranges = b"", []
+    args = tuple(Pointer(arg) if isinstance(arg, np.ndarray) else arg for arg in args)
+    arrays = [(arg.array.ctypes.data, arg.array.nbytes) for arg in args if isinstance(arg, Pointer)]
+    pointers = Pointers(arrays, views=arrays)
+    params = b""
     for arg in args:
-        if isinstance(arg, np.ndarray):
-            arg = Pointer(arg)
         if isinstance(arg, Pointer):
-            begin = arg.array.ctypes.data
-            ranges.append((begin, begin + arg.array.nbytes))
-            arg = np.uint64(begin + arg.offset)
+            arg = np.uint64(arg.array.ctypes.data + arg.offset)
         if isinstance(arg, np.uint64):
             value, align = arg.tobytes(), 8
         elif isinstance(arg, bytes):
@@ -74,8 +74,8 @@ def pack(args: tuple[object, ...]) -> tuple[bytes, list[tuple[int, int]]]:
             value, align = struct.pack("<f", arg), 4
         else:
             value, align = struct.pack("<I", int(arg) & 0xFFFFFFFF), 4  # type: ignore[call-overload]
-        params = params.ljust(-(-len(params) // align) * align, b"\0") + value
-    return params, ranges
+        params = params.ljust(-(-len(params) // align) * align, b"\0") + pointers.numbered(value)
+    return params, [*((begin, begin + nbytes) for begin, nbytes in arrays), *pointers.ranges]
 
 
 @functools.lru_cache(maxsize=64)

@@ -149,6 +149,7 @@ def test_tensors_of_a_call_are_whole_storages(recorder, wrap):
         bystander = from_dlpack(torch.zeros(64))
         compiled(wrap(x), wrap(y), 0)
         assert recorder.launches[0].tensors == sorted([storage(x) if wrap(x) is x else extent(wrap, x), storage(y)])
+        assert recorder.launches[0].views == sorted([(x.data_ptr(), 256), (y.data_ptr(), 256)])
         assert not recorder.launches[0].unknown_extents
         del bystander
 
@@ -170,6 +171,7 @@ def test_a_pointer_stands_for_the_tensor_it_points_into(recorder):
         compiled = cute.compile(through_pointer, pointer(x.data_ptr()))
         compiled(pointer(x.data_ptr() + 40))
         compiled(pointer(1 << 40))
+    assert recorder.launches[0].views == recorder.launches[1].views == []
     assert recorder.launches[0].tensors == [storage(x)] and not recorder.launches[0].unknown_extents
     assert recorder.launches[1].tensors == [] and recorder.launches[1].unknown_extents
 

@@ -451,15 +451,18 @@ def test_elements_apart_are_refused() -> None:
 
 
 def test_the_gap_between_rows_need_not_be_known() -> None:
-    """Two tensors far apart as one map with a stride between them."""
+    """Two tensors far apart as one map with a stride between them. The kernel finds it in memory, so that its address
+    belongs to neither."""
     data = aligned(np.arange(4096).astype(np.uint8))
     out = aligned(np.zeros(64, np.uint8))
     tile = encode(data.ctypes.data, 0, (32, 2), (2048,), (32, 2))
-    text = PROLOGUE.format(bytes=64).replace(".param .u32 n,", ".param .u64 part,").replace("ld.param.u32 %n, [n];", "")
+    stored = aligned(np.frombuffer(tile, np.uint64))
+    text = PROLOGUE.format(bytes=64).replace(".param .u32 n,", ".param .u64 part, .param .u64 stored,")
+    text = text.replace("ld.param.u32 %n, [n];", "").replace("cvta.param.u64 %map, %d0", "ld.param.u64 %map, [stored]")
     body = f"""
     @%first mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 64;
     @%first cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r7], [%map, {{0, 0}}], [%r8];
     {WAIT}
     @%first {SHARED_TO_GLOBAL} [%data], [%r7], 64; {DRAIN} ret; }}"""
-    run(text + body, tile, out, data[:32], data[2048:2080], out)
+    run(text + body, tile, out, data[:32], data[2048:2080], stored, out)
     np.testing.assert_array_equal(out, np.concatenate([data[:32], data[2048:2080]]))

@@ -199,8 +199,9 @@ def run(
     """Executes a grid.
 
     `params` are the kernel's parameters laid out as its PTX declares them; `ranges` the global memory [begin, end) that
-    the launch may touch. `programmatic`: it may start before the launch before it, the last one of this thread, is
-    over. Raises nothing for what a kernel does wrong: the events say it (a fatal one ended the launch early).
+    the launch may touch, and that of each numbered pointer (Note [Numbered pointers]). `programmatic`: it may start
+    before the launch before it, the last one of this thread, is over. Raises nothing for what a kernel does wrong: the
+    events say it (a fatal one ended the launch early).
     """
     lib = library()
     buffer = np.zeros(len(params) + 128, np.uint8)  # 128: tensor maps are 64-byte aligned parameters

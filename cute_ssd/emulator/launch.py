@@ -119,8 +119,9 @@ class KernelLaunch:
     `tensors` are (address, bytes) of the whole storages that the call was given, so that views and strided tensors lie
     inside: those of tensor arguments, and those of live torch tensors that an address among the arguments points into,
     also an address stored in an integer tensor (an array of pointers). An argument object of the user's own that
-    builds its descriptors itself is not seen. With `unknown_extents` an address was given that lies in no known
-    tensor, so that an access outside of `tensors` proves nothing.
+    builds its descriptors itself is not seen. `views` are (address, bytes) of the tensor arguments themselves, from
+    the first element to the last, without those whose address the call was also given bare. With `unknown_extents` an
+    address was given that lies in no known tensor, so that an access outside of `tensors` proves nothing.
     """
 
     kernel_name: str
@@ -132,6 +133,7 @@ class KernelLaunch:
     programmatic: bool
     cooperative: bool = False
     tensors: list[tuple[int, int]] = field(default_factory=list)
+    views: list[tuple[int, int]] = field(default_factory=list)
     unknown_extents: bool = False
     machine_code: bytes = field(default=b"", repr=False)
     _parameters: Any = field(default=None, repr=False)
@@ -159,6 +161,7 @@ class Client:
     device: EmulatedDevice
     run: Callable[[KernelLaunch], None]
     tensors: list[tuple[int, int]] = field(default_factory=list)
+    views: list[tuple[int, int]] = field(default_factory=list)
     unknown_extents: bool = False
     failure: BaseException | None = None
 
@@ -258,6 +261,7 @@ class FakeRuntime:
             programmatic=any(attributes.get(PROGRAMMATIC_SERIALIZATION, b"")[:4]),
             cooperative=any(attributes.get(COOPERATIVE, b"")[:4]),
             tensors=list(client.tensors),
+            views=list(client.views),
             unknown_extents=client.unknown_extents,
             machine_code=image.machine_code,
             _parameters=parameters,

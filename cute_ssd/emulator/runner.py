@@ -14,6 +14,7 @@ import numpy as np
 from . import engine
 from .decode import CLASSES, UnsupportedInstruction, decode
 from .launch import KernelLaunch
+from .pointers import Pointers
 from .program import Program
 from .ptx import parse_kernel
 from .report import Finding, KernelError, LaunchReport, Report
@@ -68,14 +69,15 @@ class Runner:
     def __call__(self, launch: KernelLaunch) -> None:
         program = program_of(launch.ptx, launch.kernel_name)
         parameters = program.kernel.parameters
+        pointers = Pointers(launch.tensors, launch.views)
         block = bytearray(max((p.offset + p.size for p in parameters), default=0))
         for index, p in enumerate(parameters):
-            block[p.offset : p.offset + p.size] = launch.parameter(index, p.size)
+            block[p.offset : p.offset + p.size] = pointers.numbered(launch.parameter(index, p.size))
         digits = "".join(filter(str.isdigit, self.report.arch))
         begin = time.perf_counter()
         # With addresses of unknown extent among the arguments only unmapped memory can be told to be out of bounds.
         ranges = [(address, address + nbytes) for address, nbytes in launch.tensors if nbytes]
-        ranges += mapped_memory() if launch.unknown_extents else []
+        ranges += [*pointers.ranges, *(mapped_memory() if launch.unknown_extents else [])]
         outcome = engine.run(
             program,
             launch.grid,

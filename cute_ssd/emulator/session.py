@@ -25,10 +25,10 @@ import torch
 from ..errors import ShapeError
 from .build import EmulatorError
 from .launch import Client, EmulatedDevice, Image, KernelLaunch, redirected, runs_on, runtime
+from .pointers import LOWEST_ADDRESS, host_addresses
 
 KDL_CPU, KDL_CUDA = 1, 2  # DLDeviceType
 DEVICE_OFFSETS = {b"dltensor": 8, b"dltensor_versioned": 40}  # of DLTensor.device in a DLPack capsule
-LOWEST_ADDRESS = 1 << 22  # where programs begin that are not position-independent; their heap follows
 LARGEST_INDEX = 1 << 32  # a smaller integer that lies in no tensor is an index
 _ABSENT = object()
 
@@ -261,15 +261,18 @@ class Session:
             known = _live_storages() | spans
             pointed_at, unknown = _containing(pointers, known)
             spans |= pointed_at.union(*(_containing(addresses, known)[0] for addresses in stored))
-        self._client.tensors, self._client.unknown_extents = sorted(spans), unknown
+        views = {extent.view for extent in extents if extent.nbytes and extent.view[0] not in pointers}
+        self._client.tensors, self._client.views, self._client.unknown_extents = sorted(spans), sorted(views), unknown
 
 
 class _Extent(NamedTuple):
-    """Memory that an argument gives access to; without `nbytes` a bare address. 64-bit `integers` may be addresses."""
+    """Memory that an argument gives access to; without `nbytes` a bare address. 64-bit `integers` may be addresses.
+    Of a tensor it is the whole storage, and `view` (address, bytes) is the tensor."""
 
     address: int
     nbytes: int = 0
     integers: bool = False
+    view: tuple[int, int] = (0, 0)
 
 
 class _OnDevice:
@@ -349,7 +352,9 @@ def _dlpack_extent(tensor: Any) -> _Extent | None:
 
 def _torch_extent(tensor: torch.Tensor) -> _Extent:
     storage = tensor.untyped_storage()
-    return _Extent(storage.data_ptr(), storage.nbytes(), tensor.dtype in (torch.int64, torch.uint64))
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    view = (tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0)
+    return _Extent(storage.data_ptr(), storage.nbytes(), tensor.dtype in (torch.int64, torch.uint64), view)
 
 
 def _tensor_extent(argument: Any) -> _Extent:
@@ -385,7 +390,7 @@ def _extents(values: Iterable[Any]) -> Iterator[_Extent]:
 
 def _stored_addresses(extent: _Extent) -> Addresses:
     words = np.ctypeslib.as_array((ctypes.c_int64 * (extent.nbytes // 8)).from_address(extent.address))
-    return words[words >= LOWEST_ADDRESS]
+    return host_addresses(words)
 
 
 def _live_storages() -> set[tuple[int, int]]:

@@ -177,7 +177,7 @@ void HappensBefore::shared(Warp& w, const Record& r, u32 lanes, const u32* addre
 void HappensBefore::global(Warp& w, const Record& r, u64 address, u64 n, Access access, Scope scope) {
     act(w, r, 0, false);
     if (is_strong(access)) {
-        cluster.global_shadow->strong(who, address, access, scope);
+        cluster.global_shadow->strong(who, host_address(address), access, scope);
         if (scope == Scope::cta) access = access == Access::strong_read ? Access::read : Access::write;   // to other CTAs it is a plain one
     }
     check_global(address, n, access);
@@ -267,6 +267,7 @@ void HappensBefore::free_tmem(Warp& w, const Record& r, Cta& cta, int column, in
 }
 
 void HappensBefore::check_global(u64 address, u64 n, Access access) {
+    address = host_address(address);
     const WarpState& s = warps[actor.number];
     GlobalShadow::Actor by{(u16)actor.warp->cta->rank, 0, 0, nullptr, actor.async_proxy};
     if (cluster.ctas.size() > 1) by.warp = (u16)actor.number, by.clock = s.clock, by.view = &latest(s).plain;

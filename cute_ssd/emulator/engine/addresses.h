@@ -38,11 +38,17 @@ inline u8* local_at(Warp& w, u64 offset, u32 n, int lane, int line) {
     return at;
 }
 
-// Whether one known range of global memory holds [begin, end).
-inline bool in_one_range(const Launch& launch, u64 begin, u64 end) {
-    const Range* last = launch.ranges + launch.nranges;
-    const Range* range = std::upper_bound(launch.ranges, last, begin, [](u64 a, const Range& r) { return a < r.begin; });
-    return range != launch.ranges && end <= (range - 1)->end && begin < end;
+// The last known range of global memory that begins at the address or before, or null.
+inline const Range* last_before(const Launch& launch, u64 address) {
+    const Range* end = launch.ranges + launch.nranges;
+    const Range* after = std::upper_bound(launch.ranges, end, address, [](u64 a, const Range& r) { return a < r.begin; });
+    return after == launch.ranges ? nullptr : after - 1;
+}
+
+// The one that holds [begin, end), or null. Numbered addresses lie in the range of their tensor only.
+inline const Range* range_around(const Launch& launch, u64 begin, u64 end) {
+    const Range* range = last_before(launch, begin);
+    return range && begin <= end && end <= range->end ? range : nullptr;
 }
 
 // The host address of one lane; n bytes, a power of two, naturally aligned. Faults name the lane's address.
@@ -88,10 +94,10 @@ template <Space S> inline bool all_lanes(Warp& w, Place p, u32 mask, u32 n, Poin
             first = std::min(first, at | idle);
             last = std::max(last, at & ~idle);
             distance |= at ^ (start + n * lane);
-            lanes.at[lane] = (u8*)at;
+            lanes.at[lane] = (u8*)(at & UNNUMBERED);
         }
         lanes.dense = !gaps && !distance;
-        return !bad && in_one_range(w.cta->cluster->launch, first, last + n);
+        return !bad && range_around(w.cta->cluster->launch, first, last + n);
     }
     return false;
 }

@@ -23,7 +23,7 @@ HANDLER(shared_address, "shared address") {
     each_lane(mask, [&](int lane) {
         const u64 address = w.wide(r.a, lane) + (u64)r.i0;
         if (address - SHARED_WINDOW >= (u64)1 << 32)
-            fault("shared address", w, r.line, format("generic address 0x%llx does not point to shared memory", (unsigned long long)address));
+            fault("shared address", w, r.line, format("generic address 0x%llx does not point to shared memory", (unsigned long long)host_address(address)));
         w.reg(r.d, lane) = (u32)(address - SHARED_WINDOW);
     });
     return Flow::next;

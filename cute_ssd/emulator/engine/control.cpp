@@ -30,8 +30,8 @@ static std::string convert(const std::string& spec, const u8* buffer, size_t& at
     std::memcpy(&bits, buffer + at, size);
     at += size;
     if (std::strchr("fFeEgGaA", kind)) return format(spec.c_str(), as_double(bits));
-    if (kind == 's') return format(spec.c_str(), (const char*)bits);
-    if (kind == 'p') return format("0x%llx", (unsigned long long)bits);
+    if (kind == 's') return format(spec.c_str(), (const char*)host_address(bits));
+    if (kind == 'p') return format("0x%llx", (unsigned long long)host_address(bits));
     std::string plain;
     for (char ch : spec) if (ch != 'l' && ch != 'h') plain += ch;
     if (kind == 'c') return format(plain.c_str(), (int)bits);
@@ -44,9 +44,9 @@ HANDLER(vprintf_, "vprintf") {
     Cluster& cluster = *w.cta->cluster;
     for (u32 lanes = mask; lanes; lanes &= lanes - 1) {
         const int lane = first_lane(lanes);
-        const char* pattern = (const char*)w.wide(r.a, lane);
+        const char* pattern = (const char*)host_address(w.wide(r.a, lane));
         const u64 arguments = w.wide(r.b, lane);
-        const u8* buffer = arguments >= LOCAL_WINDOW ? cluster.local_bytes(arguments - LOCAL_WINDOW, 0, w, lane, r.line) : (const u8*)arguments;
+        const u8* buffer = arguments >= LOCAL_WINDOW ? cluster.local_bytes(arguments - LOCAL_WINDOW, 0, w, lane, r.line) : (const u8*)host_address(arguments);
         std::string text;
         size_t at = 0;
         int fields = 0;

@@ -26,7 +26,7 @@ void perform(const Copy* copies, int count, u32 n) {
 // One lane's source: aligned to the whole copy, but only what is read must be there.
 const u8* source(Warp& w, Place from, int lane, u32 n, u32 read, int line) {
     const u64 address = w.wide(from.slot, lane) + (u64)from.offset;
-    if (address & (n - 1)) fault("misaligned", w, line, format("the source 0x%llx is not aligned to %u bytes", (unsigned long long)address, n));
+    if (address & (n - 1)) fault("misaligned", w, line, format("the source 0x%llx is not aligned to %u bytes", (unsigned long long)host_address(address), n));
     return w.cta->cluster->global_bytes(address, read, 1, w, line);
 }
 

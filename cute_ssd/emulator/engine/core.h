@@ -36,9 +36,14 @@ constexpr u32 ALL_LANES = 0xffffffffu;
 constexpr u32 SHARED_BASE = 1024;          // the first KiB of a CTA's window belongs to the system, as on the device
 constexpr u32 RANK_SHIFT = 24;             // a shared address is rank_in_cluster << 24 | offset, as on the device
 constexpr u32 OFFSET_MASK = 0xffffffu;
-constexpr u64 SHARED_WINDOW = 0x7f0000000000ull << 8;   // generic addresses of shared memory: far above any host pointer
+constexpr u64 SHARED_WINDOW = 0x7f00ull << 48;        // generic addresses of shared memory: above every numbered pointer
 constexpr u64 LOCAL_WINDOW = SHARED_WINDOW + (1ull << 40);
+constexpr int NUMBER_SHIFT = 48;           // where the number of its tensor stands in a pointer: pointers.py, Note [Numbered pointers]
+constexpr u64 UNNUMBERED = ((u64)1 << NUMBER_SHIFT) - 1;
 constexpr int TMEM_LANES = 128, TMEM_COLUMNS = 512;
+
+// An address of the kernel without the number of its tensor.
+inline u64 host_address(u64 address) { return address < SHARED_WINDOW ? address & UNNUMBERED : address; }
 
 struct Record {
     i32 handler;                // index of the handler table (api.cpp: emu_handler_name)
@@ -71,7 +76,7 @@ struct Program {
     i32 local_bytes;            // per thread
 };
 
-struct Range { u64 begin, end; };          // known global memory
+struct Range { u64 begin, end; };          // known global memory; of a numbered tensor, its numbered addresses
 
 enum Schedule : i32 { EAGER = 0, LATE = 1, PRIORITY = 2 };
 
@@ -93,7 +98,7 @@ struct Launch {
     i32 shared_bytes;           // static + dynamic, from SHARED_BASE on
     i32 dynamic_bytes;
     const u8* params;
-    const Range* ranges;
+    const Range* ranges;        // sorted, without overlaps
     i32 nranges;
     i32 sm_version;             // 100 for sm_100a
     i32 programmatic;           // 1: it may start before the launch before it is over

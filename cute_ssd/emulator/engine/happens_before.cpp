@@ -166,11 +166,11 @@ void HappensBefore::fence(Warp&, u32, Scope scope) {
 }
 
 void HappensBefore::global_release(Warp&, int, u64 address, Scope scope) {
-    if (scope == Scope::gpu) cluster.global_shadow->release(who, address);
+    if (scope == Scope::gpu) cluster.global_shadow->release(who, host_address(address));
 }
 
 void HappensBefore::global_acquire(Warp&, int, u64 address, Scope scope) {
-    if (scope == Scope::gpu) cluster.global_shadow->acquire(who, address);
+    if (scope == Scope::gpu) cluster.global_shadow->acquire(who, host_address(address));
 }
 
 void HappensBefore::wait_for_launches(Warp& w, u32 lanes) {

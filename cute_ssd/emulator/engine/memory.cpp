@@ -219,7 +219,7 @@ HANDLER(mapa, "mapa") {
         const int lane = first_lane(m);
         u64 address = r.i1 == 8 ? w.wide(r.a, lane) : w.reg(r.a, lane);
         if (r.i0 && !is_shared(address))
-            fault("shared address", w, r.line, format("0x%llx is not a generic address of shared memory", (unsigned long long)address));
+            fault("shared address", w, r.line, format("0x%llx is not a generic address of shared memory", (unsigned long long)host_address(address)));
         address = (address & ~(u64)(ALL_LANES & ~OFFSET_MASK)) | (u64)rank_operand(w, r, lane) << RANK_SHIFT;
         if (r.i1 == 8) w.set_wide(r.d, lane, address);
         else w.reg(r.d, lane) = (u32)address;

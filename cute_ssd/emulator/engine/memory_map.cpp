@@ -1,7 +1,6 @@
 // Address spaces: shared (by rank), global (known ranges), local; mbarriers; the queues of the asynchronous engines.
 #include <algorithm>
-#include "core.h"
-#include "sanitizer.h"
+#include "addresses.h"
 
 namespace emu {
 
@@ -26,21 +25,43 @@ u8* Cluster::shared_bytes(u32 address, u32 n, u32 align, const Warp& w, int line
     return cta.shared.data() + offset;
 }
 
-u8* Cluster::global_bytes(u64 address, u64 n, u32 align, const Warp& w, int line, const char* what) {
-    if (address & (align - 1))
-        fault("misaligned", w, line, format("%s at 0x%llx is not aligned to %u bytes", what, (unsigned long long)address, align));
-    if (address >= known.begin && address + n <= known.end) return (u8*)address;
-    const Range* end = launch.ranges + launch.nranges;                          // sorted by begin, without overlaps
-    const Range* range = std::upper_bound(launch.ranges, end, address, [](u64 a, const Range& r) { return a < r.begin; });
-    if (range == launch.ranges || address + n > (--range)->end) {
-        std::string near;
-        if (range != end && address >= range->begin)
-            near = format(", %lld bytes past the end of a tensor of %llu", (long long)(address + n - range->end), (unsigned long long)(range->end - range->begin));
-        fault("out of bounds", w, line, format("%s of %llu bytes at 0x%llx lies outside every tensor of the call%s", what, (unsigned long long)n,
-                                                (unsigned long long)address, near.c_str()));
+// The tensor of this launch whose number the address has, or null.
+static const Range* tensor_of(const Launch& launch, u64 address) {
+    const Range* last = launch.ranges + launch.nranges;
+    const u64 number = address >> NUMBER_SHIFT;
+    const Range* range = std::lower_bound(launch.ranges, last, number << NUMBER_SHIFT, [](const Range& r, u64 a) { return r.begin < a; });
+    return number && range != last && range->begin >> NUMBER_SHIFT == number ? range : nullptr;
+}
+
+// Where an access lies that is out of bounds, as the end of a sentence.
+static std::string misplaced(const Launch& launch, u64 address, u64 n) {
+    using Bytes = unsigned long long;
+    const u64 host = host_address(address);
+    if (const Range* tensor = tensor_of(launch, address)) {
+        const bool before = address < tensor->begin;
+        const Bytes distance = before ? tensor->begin - address : address + n - tensor->end;
+        const u64 outermost = before ? host : host + n - 1;
+        return format("%s %llu bytes %s the tensor of %llu bytes that its pointer belongs to%s", before ? "begins" : "reaches", distance,
+                      before ? "before" : "past the end of", (Bytes)(tensor->end - tensor->begin),
+                      range_around(launch, outermost, outermost + 1) ? ", in other memory of the call" : "");
     }
+    const Range* range = last_before(launch, host);
+    const bool near = range && (range->begin ^ host) >> NUMBER_SHIFT == 0;
+    return "lies outside every tensor of the call" + (near ? format(", %llu bytes past the end of a tensor of %llu", (Bytes)(host + n - range->end),
+                                                                    (Bytes)(range->end - range->begin)) : "");
+}
+
+u8* Cluster::global_bytes(u64 address, u64 n, u32 align, const Warp& w, int line, const char* what) {
+    const u64 host = host_address(address);
+    if (address & (align - 1))
+        fault("misaligned", w, line, format("%s at 0x%llx is not aligned to %u bytes", what, (unsigned long long)host, align));
+    if (address >= known.begin && address + n <= known.end) return (u8*)host;
+    const Range* range = range_around(launch, address, address + n);
+    if (!range && !tensor_of(launch, address)) range = range_around(launch, host, host + n);         // its number is another launch's
+    if (!range)
+        fault("out of bounds", w, line, format("%s of %llu bytes at 0x%llx %s", what, (unsigned long long)n, (unsigned long long)host, misplaced(launch, address, n).c_str()));
     known = *range;
-    return (u8*)address;
+    return (u8*)host;
 }
 
 u8* Cluster::local_bytes(u64 offset, u32 n, const Warp& w, int lane, int line) {

@@ -20,12 +20,13 @@ static Tile tile_of(Warp& w, const Record& r, int lane, const i32* coordinates) 
 // Only the part of the box that lies in the tensor is accessed, and it must be memory of the call.
 static void check_global(const Tile& tile, const Warp& w, const Record& r) {
     Cluster& cluster = *w.cta->cluster;
+    const u64 number = tile.map.number;
     u64 low, high;
     if (!tile.span(low, high)) return;
     try {
-        cluster.global_bytes(low, high - low, 1, w, r.line, "a tensor copy");
+        cluster.global_bytes(number + low, high - low, 1, w, r.line, "a tensor copy");
     } catch (const Fault&) {                                       // the gaps between rows need not be known memory
-        tile.each_part([&](u64 address, u64 n) { cluster.global_bytes(address, n, 1, w, r.line, "a row of a tensor copy"); });
+        tile.each_part([&](u64 address, u64 n) { cluster.global_bytes(number + address, n, 1, w, r.line, "a row of a tensor copy"); });
     }
 }
 

@@ -21,7 +21,8 @@ enum class MapField : u8 { global_address, rank, box_dim, global_dim, global_str
 constexpr int MAP_BYTES = 128, MAP_WORDS = 8;
 
 struct TensorMap {
-    u64 base;
+    u64 base;                              // a host address
+    u64 number;                            // of its tensor, where a pointer has it
     int rank;
     Element element;
     u32 element_bits;
@@ -61,7 +62,8 @@ inline std::string decode_tensor_map(const u64* words, TensorMap& map, bool& kno
     known = false;
     if (flags & ~KNOWN) return format("the tensor map has fields the emulator does not know (0x%x)", flags & ~KNOWN);
     known = true;
-    map.base = words[0];
+    map.base = host_address(words[0]);
+    map.number = words[0] - map.base;
     map.rank = (int)(flags >> 4 & 7) + 1;
     map.element = (Element)(flags >> 7 & 15);
     map.element_bits = element_bits(map.element);

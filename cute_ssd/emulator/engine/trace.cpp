@@ -118,6 +118,7 @@ void Recorder::lanes_in_memory(Warp& w, const Record&, i32 slot, i64 offset, u32
         u64 at = space == (int)Space::shared || space == (int)Space::cluster ? w.reg(slot, lane) + (u32)offset : w.wide(slot, lane) + (u64)offset;
         if (space == (int)Space::generic && is_local(at)) continue;
         if (space == (int)Space::generic && is_shared(at)) at -= SHARED_WINDOW, shared = true;
+        at = host_address(at);
         address[n++] = at;
         low = std::min(low, at);
     }
@@ -168,7 +169,7 @@ void Recorder::bulk(Warp& w, const Record& r, Traced kind, u32 mask) {
         bytes += n, requests += (n + 127) / 128;
     }
     const int global = kind == Traced::bulk_load ? 2 : 0;
-    const u64 low = kind == Traced::bulk_copy ? 0 : w.wide(pool[global], lane) + (u64)(i64)pool[global + 1];
+    const u64 low = kind == Traced::bulk_copy ? 0 : host_address(w.wide(pool[global], lane) + (u64)(i64)pool[global + 1]);
     put(bytes), put(requests), put((u32)low), put((u32)(low >> 32)), put(kind == Traced::bulk_copy ? 0 : bytes);
     if (kind == Traced::bulk_store) return;
     for (u32 m = mask; m; m &= m - 1) {

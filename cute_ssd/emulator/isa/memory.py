@@ -11,8 +11,8 @@ SPACES = {
 }  # fmt: skip
 """State spaces of PTX, and the engine's (constants and parameters lie in host memory, as global data does)."""
 
-GENERIC_WINDOWS = {"shared": 0x7F0000000000 << 8, "local": (0x7F0000000000 << 8) + (1 << 40)}
-"""Where generic addresses of these spaces start (core.h); those of the other spaces are host addresses already."""
+GENERIC_WINDOWS = {"shared": 0x7F00 << 48, "local": (0x7F00 << 48) + (1 << 40)}
+"""Where generic addresses of these spaces start (core.h); those of the other spaces are global addresses already."""
 
 STRONG, ORDERED = 1, 2  # as in engine/addresses.h, and the flags of scopes too
 SCOPES = {"cta": 0, "cluster": 128, "gpu": 4, "sys": 4}
