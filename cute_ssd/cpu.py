@@ -36,6 +36,7 @@ from .sequences import Sequences
 __all__ = ["TILE", "Inputs", "scan", "useful_flops"]
 
 DECAY_FLOOR = -1000.0
+SINGLES = 64  # sequences of one token side by side: what they need besides their states is small
 
 
 # Rows and tokens of a (batch, seqlen, ...) tensor.
@@ -248,10 +249,8 @@ def _one_token(
             found.addcmul_(keep, times_vector(start, vector, rows == 1))
         if not any(takers):
             continue
-        if len(takers) == 1 and takers[0][0].dtype == f:
-            state = takers[0].pop()[None]
-        else:
-            state = workspace.empty("state", len(takers), *plan.problem.state_shape)
+        home = len(takers) == 1 and takers[0][0].dtype == f
+        state = takers[0].pop()[None] if home else workspace.empty("state", len(takers), *plan.problem.state_shape)
         if start is None:
             torch.mul(column, row, out=state)
         else:
@@ -291,7 +290,7 @@ def _side_by_side(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(sequences of one length, their chunk ends); with chunk ends one sequence at a time."""
     for length, ids in sequences.by_length():
-        rows = max(single_rows(plan), plan.rows) if length == 1 else plan.rows
+        rows = max(single_rows(plan), SINGLES) if length == 1 else plan.rows
         if chunk_ends is not None:
             yield from (([s], chunk_ends[s]) for s in ids)
         else:
