@@ -185,6 +185,8 @@ def scan(
 
 def _bring_home(homes: list[list[Tensor]], states: Tensor) -> None:
     """Row by row: faster than indexing for rows as large as states."""
+    if not any(homes):
+        return
     for tensors, state in zip(homes, states, strict=True):
         for tensor in tensors:
             tensor.copy_(state)
@@ -234,7 +236,7 @@ def _one_token(
     where, f = window.at(0, 1), inputs.dtype
     x = inputs.x[where][:, 0].to(f)
     dt, dA = discretise(inputs, where)
-    decay = exp_(dA[:, 0].clamp(min=DECAY_FLOOR).to(f))[..., None]
+    decay = exp_(dA[:, 0].clamp(min=DECAY_FLOOR).to(f))[..., None, None]
     dx = x if dt is None else x * dt[:, 0, :, None]
     per_group = x.shape[1] // inputs.B.shape[2]
     B, C = (t[where][:, 0].to(f).repeat_interleave(per_group, dim=1) for t in (inputs.B, inputs.C))
@@ -246,7 +248,7 @@ def _one_token(
         start, takers = initial(ids[some]), homes[some]
         if start is not None:
             start = start.to(f)
-            found.addcmul_(keep, times_vector(start, vector, rows == 1))
+            found.addcmul_(keep[..., 0], times_vector(start, vector, rows == 1))
         if not any(takers):
             continue
         home = len(takers) == 1 and takers[0][0].dtype == f
@@ -254,7 +256,7 @@ def _one_token(
         if start is None:
             torch.mul(column, row, out=state)
         else:
-            torch.mul(start, keep[..., None], out=state).addcmul_(column, row)
+            torch.mul(start, keep, out=state).addcmul_(column, row)
         _bring_home(takers, state)
     y[where] = _skip_and_gate(inputs, where, result[:, None]).to(y.dtype)
 

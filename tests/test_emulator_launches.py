@@ -6,13 +6,13 @@ kernels of a chunked call, without their griddepcontrol.wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cute_ssd
 from cute_ssd import launch
@@ -40,7 +40,8 @@ from .test_emulator_sanitizer import (
 )
 from .test_kernel_recurrence import build
 
-pytest.importorskip("cutlass")
+cute = pytest.importorskip("cutlass.cute")
+from_dlpack = pytest.importorskip("cutlass.cute.runtime").from_dlpack
 
 WAIT, DEPENDENTS = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
 READ, WRITE = "ld.global.u32 %r9, [%out];", "st.global.u32 [%out], %t;"
@@ -66,10 +67,9 @@ class Chain:
         schedule: str = "eager",
         seed: int = 0,
         programmatic: bool = True,
-        between: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> list[list[Event]]:
-        """What each launch finds; the first ones with `options`, and `between` them this is called."""
+        """What each launch finds; the first ones with `options`."""
         source, out = np.zeros(4096, np.uint32), np.zeros(4096, np.uint32)
         params, ranges = pack((source, out))
         found = []
@@ -79,7 +79,6 @@ class Chain:
             program, grid = compiled(f"{FRAME}{body} ret; }}"), (self.grid * self.ctas, 1, 1)
             launched = (program, grid, (64, 1, 1), (self.ctas, 1, 1), 0, params, ranges, chosen)
             found.append(engine.run(*launched, programmatic=programmatic and number > 0).events)
-            between()
         return found
 
 
@@ -165,10 +164,6 @@ def test_only_whole_sanitized_launches_are_remembered(options: dict[str, Any]) -
     assert not CHAINS[14].run(0, **options)[-1] and CHAINS[14].run(0)[-1]
 
 
-def test_a_synchronisation_ends_what_is_unfinished() -> None:
-    assert not any(CHAINS[0].run(0, between=engine.synchronize))
-
-
 SCRIPT = """
 import sys
 import cutlass.cute as cute
@@ -184,25 +179,77 @@ def copy_kernel(x: cute.Tensor, y: cute.Tensor):
 def copy(x: cute.Tensor, y: cute.Tensor):
     copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
 
-x, y, z = (from_dlpack(torch.zeros(32, device="cuda")) for _ in range(3))
-compiled = cute.compile(copy, x, y)
-compiled(x, y)
-if sys.argv[1] == "synchronizes":
-    torch.cuda.synchronize()
-compiled(y, z)
+@cute.jit
+def copy_twice(x: cute.Tensor, y: cute.Tensor, z: cute.Tensor):
+    copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
+    copy_kernel(y, z).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
+
+tensors = [torch.zeros(32, device="cuda") for _ in range(3)]
+x, y, z = map(from_dlpack, tensors)
+if len(sys.argv) == 1:
+    cute.compile(copy_twice, x, y, z)(x, y, z)
+else:
+    compiled = cute.compile(copy, x, y)
+    compiled(x, y)
+    eval(sys.argv[1])
+    compiled(from_dlpack(tensors[1]), z)
 """
 
+HOST_WORK = [
+    "torch.cuda.synchronize()",
+    "torch.cuda.Event().record()",
+    "tensors[1].cpu()",
+    "tensors[1].sum().item()",
+    "torch.randn(32, device='cuda')",
+    "__import__('cuda.bindings.runtime').bindings.runtime.cudaMemset(tensors[1].data_ptr(), 0, 128)",
+]
 
-@pytest.mark.parametrize("how", ["synchronizes", "goes on"])
-def test_calls_of_a_script(how: str, tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("between", [*HOST_WORK, "tensors[1].shape"])
+def test_calls_of_a_script(between: str, tmp_path: Path) -> None:
     """The second one reads what the first one wrote. Nothing is left for the session after it."""
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
     for _ in range(2):
-        report = Report(ARCH)
-        run_script(path, [how], Session(ARCH, Runner(report, Options(), keep_going=True)))
-        kinds = [[finding.kind for finding in launched.findings] for launched in report.launches]
-        assert kinds == [[], [] if how == "synchronizes" else [FINDING]]
+        assert kinds_of(tmp_path, between) == [[], [] if between in HOST_WORK else [FINDING]]
+
+
+def test_launches_of_one_call(tmp_path: Path) -> None:
+    assert kinds_of(tmp_path) == [[], [FINDING]]
+
+
+def kinds_of(directory: Path, *arguments: str) -> list[list[str]]:
+    (directory / "script.py").write_text(SCRIPT)
+    report = Report(ARCH)
+    run_script(directory / "script.py", arguments, Session(ARCH, Runner(report, Options(), keep_going=True)))
+    return [[finding.kind for finding in launched.findings] for launched in report.launches]
+
+
+@cute.kernel
+def copy_kernel(x: cute.Tensor, y: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    y[thread] = x[thread]
+
+
+@cute.jit
+def copy(x: cute.Tensor, y: cute.Tensor):
+    copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
+
+
+@cute.jit
+def copy_twice(x: cute.Tensor, y: cute.Tensor, z: cute.Tensor):
+    copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
+    copy_kernel(y, z).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
+
+
+def test_between_calls_the_host_may_have_worked() -> None:
+    """It is not seen in a session, unlike in a script: new memory at an old address would be a finding."""
+    x, y, z = torch.ones(32), torch.zeros(32), torch.zeros(32)
+    with cute_ssd.emulate(ARCH, keep_going=True) as report:
+        arguments = [from_dlpack(tensor) for tensor in (x, y, z)]
+        compiled = cute.compile(copy, *arguments[:2])
+        compiled(*arguments[:2])
+        compiled(*arguments[1:])
+        cute.compile(copy_twice, *arguments)(*arguments)
+    assert [len(launched.findings) for launched in report] == [0, 0, 0, 1] and z.sum() == 32
 
 
 # ---- a chunked call --------------------------------------------------------------------------------------------------

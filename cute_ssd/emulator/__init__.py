@@ -121,6 +121,8 @@ def emulate(
         arch, launches the device would refuse. UnsupportedInstruction: PTX that the emulator does not execute, with its
         Python line. KernelError: findings.
     """
+    from .engine import forget
+
     report, session = prepare(
         arch,
         seed=seed,
@@ -135,4 +137,7 @@ def emulate(
         sampled=sampled,
     )
     with session:
-        yield report
+        try:
+            yield report
+        finally:
+            forget()

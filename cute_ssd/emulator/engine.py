@@ -200,8 +200,8 @@ def run(
 
     `params` are the kernel's parameters laid out as its PTX declares them; `ranges` the global memory [begin, end) that
     the launch may touch, and that of each numbered pointer (Note [Numbered pointers]). `programmatic`: it may start
-    before the launch before it, the last one of this thread, is over. Raises nothing for what a kernel does wrong: the
-    events say it (a fatal one ended the launch early).
+    before the last run of this thread is over. Raises nothing for what a kernel does wrong: the events say it (a fatal
+    one ended the launch early).
     """
     lib = library()
     buffer = np.zeros(len(params) + 128, np.uint8)  # 128: tensor maps are 64-byte aligned parameters
@@ -258,6 +258,7 @@ def written(address: int, nbytes: int) -> np.ndarray:
     return flags
 
 
-def synchronize() -> None:
-    """The device has come to rest: the next launch on this thread finds every launch before it over."""
-    library().emu_synchronize()
+def forget() -> None:
+    """Frees the memory that is kept of the last runs on this thread, for `written` and for launches behind them."""
+    if library.cache_info().currsize:
+        library().emu_forget()

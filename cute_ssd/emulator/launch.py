@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,8 @@ class KernelLaunch:
     builds its descriptors itself is not seen. `views` are (address, bytes) of the tensor arguments themselves, from
     the first element to the last, without those whose address the call was also given bare. With `unknown_extents` an
     address was given that lies in no known tensor, so that an access outside of `tensors` proves nothing.
+
+    `follows`: the launch before it is the last thing before it in the stream, as far as is known (`Client.follows`).
     """
 
     kernel_name: str
@@ -131,6 +134,7 @@ class KernelLaunch:
     cluster: Dim3
     shared_bytes: int
     programmatic: bool
+    follows: bool = False
     cooperative: bool = False
     tensors: list[tuple[int, int]] = field(default_factory=list)
     views: list[tuple[int, int]] = field(default_factory=list)
@@ -153,17 +157,21 @@ class Image(NamedTuple):
     machine_code: bytes = b""
 
 
-@dataclass
-class Client:
-    """The session that the runtime works for. `failure` is what happened inside a callback, where nothing can be
-    raised through the C frames of the host function; the session raises it when they have returned."""
+class Client(threading.local):
+    """The session that the runtime works for, in each thread that calls host functions.
 
-    device: EmulatedDevice
-    run: Callable[[KernelLaunch], None]
-    tensors: list[tuple[int, int]] = field(default_factory=list)
-    views: list[tuple[int, int]] = field(default_factory=list)
-    unknown_extents: bool = False
-    failure: BaseException | None = None
+    `tensors`, `views`, `unknown_extents`: see KernelLaunch; of the present call. `follows`: since the last launch the
+    host has done nothing that would keep the next one apart from it. `failure` is what happened inside a callback,
+    where nothing can be raised through the C frames of the host function; the session raises it when they have
+    returned.
+    """
+
+    def __init__(self, device: EmulatedDevice, run: Callable[[KernelLaunch], None]) -> None:
+        self.device, self.run = device, run
+        self.tensors: list[tuple[int, int]] = []
+        self.views: list[tuple[int, int]] = []
+        self.unknown_extents = self.follows = False
+        self.failure: BaseException | None = None
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -259,6 +267,7 @@ class FakeRuntime:
             cluster=struct.unpack_from("<III", attributes.get(CLUSTER_DIMENSION, struct.pack("<III", 1, 1, 1))),
             shared_bytes=config.shared_bytes,
             programmatic=any(attributes.get(PROGRAMMATIC_SERIALIZATION, b"")[:4]),
+            follows=client.follows,
             cooperative=any(attributes.get(COOPERATIVE, b"")[:4]),
             tensors=list(client.tensors),
             views=list(client.views),
@@ -267,6 +276,7 @@ class FakeRuntime:
             _parameters=parameters,
         )
         _check_geometry(launch, client.device)
+        client.follows = True
         try:
             client.run(launch)
         finally:

@@ -12,6 +12,7 @@ those that a later launch reads mean the same there. Without such a tensor in th
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -22,29 +23,31 @@ Range = tuple[int, int]  # begin, end
 NUMBER_SHIFT = 48  # engine/core.h
 LAST_NUMBER = 0x7EFF  # above lie the windows of shared and local memory
 LOWEST_ADDRESS = 1 << 22  # where programs begin that are not position-independent; their heap follows
+SMALL_INTEGER = 1 << 32  # sizes and strides are smaller, and only in that heap they may look like addresses
 
 _numbers: dict[Range, int] = {}
+_giving = threading.Lock()
 
 
-def _number_of(ranges: Iterable[Range]) -> dict[Range, int]:
-    """Of each range, as many as there are numbers. When all are given away they are given anew."""
-    wanted = list(dict.fromkeys(ranges))[:LAST_NUMBER]
-    if len(_numbers.keys() | set(wanted)) > LAST_NUMBER:
-        _numbers.clear()
-    return {span: _numbers.setdefault(span, len(_numbers) + 1) for span in wanted}
+def _number_of(span: Range) -> int:
+    """When all numbers are given away they are given anew."""
+    with _giving:
+        if span not in _numbers and len(_numbers) == LAST_NUMBER:
+            _numbers.clear()
+        return _numbers.setdefault(span, len(_numbers) + 1)
 
 
 class Pointers:
     """Numbers the pointers of one launch.
 
     `storages` and `views` are (address, bytes). A pointer to the first byte of a view belongs to the view, to the
-    longest if there are several; any other belongs to the storage that it points into.
+    longest if there are several; any other belongs to the storage that it points into, and so does one that the host
+    may have moved there from the first byte of another view.
     """
 
     def __init__(self, storages: Iterable[Range], views: Iterable[Range] = ()) -> None:
         self._storages = [(address, address + nbytes) for address, nbytes in storages if nbytes]
         self._views = {address: (address, address + nbytes) for address, nbytes in sorted(views) if nbytes}
-        self._numbers = _number_of([*self._views.values(), *self._storages])
         self.ranges: set[Range] = set()
         """[begin, end) of the tensors that pointers were numbered for, numbered as those."""
 
@@ -53,9 +56,8 @@ class Pointers:
         block = bytearray(parameter)
         for at in range(0, len(block) - 7, 8):
             (word,) = struct.unpack_from("<Q", block, at)
-            span = self._tensor(word)
-            if span is not None and (number := self._numbers.get(span)) is not None:
-                above = number << NUMBER_SHIFT
+            if (span := self._tensor(word)) is not None:
+                above = _number_of(span) << NUMBER_SHIFT
                 self.ranges.add((span[0] | above, span[1] | above))
                 struct.pack_into("<Q", block, at, word | above)
         return bytes(block)
@@ -63,8 +65,13 @@ class Pointers:
     def _tensor(self, address: int) -> Range | None:
         if not LOWEST_ADDRESS <= address < 1 << NUMBER_SHIFT:
             return None
-        around = (span for span in self._storages if span[0] <= address < span[1])
-        return self._views.get(address) or max(around, key=lambda span: span[1] - span[0], default=None)
+        view = self._views.get(address)
+        if view and not any(begin < address < end for begin, end in self._views.values()):
+            return view
+        around = [span for span in self._storages if span[0] <= address < span[1]]
+        if address < SMALL_INTEGER and not view and all(begin != address for begin, _ in around):
+            return None
+        return max(around, key=lambda span: span[1] - span[0], default=view)
 
 
 def host_addresses(words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -88,7 +88,7 @@ class Runner:
             ranges,
             self._options(launch),
             int(digits),
-            launch.programmatic and bool(self.report.launches),  # nothing lies before the session
+            launch.programmatic and launch.follows,
         )
         self._check_supported(program, outcome.events)
         entry = LaunchReport(

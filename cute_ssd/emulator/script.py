@@ -21,12 +21,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .build import EmulatorError
-from .engine import synchronize
+from .engine import forget
 from .launch import EmulatedDevice
-from .session import Patches, Session
+from .session import Patches, Session, host_works
 
 MEMORY_BYTES = 1 << 34  # of the emulated device
 ALIGNMENT = 256  # of memory on a CUDA device; torch aligns to 64 bytes on a CPU, and kernels assume more
+LOOKS = {
+    *("__get__", "__dlpack__", "__dlpack_device__", "data_ptr", "size", "stride", "dim", "numel", "element_size"),
+    *("storage_offset", "untyped_storage", "is_contiguous", "detach", "view", "permute", "transpose", "unsqueeze"),
+    *("squeeze", "expand", "as_strided", "__getitem__"),
+}
+"""Functions of torch that leave the memory of a tensor alone, by name."""
 CUDA_NAME = re.compile(r"cuda(:\d+)?")
 
 
@@ -38,9 +44,11 @@ def run_script(path: str | os.PathLike[str], argv: Sequence[str], session: Sessi
     script = Path(path)
     if not script.is_file():
         raise FileNotFoundError(f"There is no script {script}.")
+    session.host_work_is_seen = True
     with session, Patches() as patches, _CudaOnCpu():
         patches.attribute(sys, "argv", [str(script), *argv])
         patches.attribute(sys, "path", [str(script.resolve().parent), *sys.path])
+        patches.callback(forget)
         _answer_torch(patches, session.device)
         _answer_driver(patches, session.device)
         _answer_benchmark(patches)
@@ -49,11 +57,14 @@ def run_script(path: str | os.PathLike[str], argv: Sequence[str], session: Sessi
 
 class _CudaOnCpu(TorchFunctionMode):
     """Takes "cuda" for the CPU wherever torch takes a device. A move between the two still copies, as it does on a
-    machine that has both: scripts keep the host's tensor as it was before the launch."""
+    machine that has both: scripts keep the host's tensor as it was before the launch. Whatever torch does to tensors
+    lies between two launches in the stream."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if getattr(func, "__name__", "") not in LOOKS:
+            host_works()
         if func in (torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.pin_memory):
             return _aligned(args[0].clone(), args)
         kwargs = {**(kwargs or {})}
@@ -95,8 +106,8 @@ def _is_device(value: object) -> bool:
 
 
 def _rest(*args: Any, **kwargs: Any) -> None:
-    """What waits for the device."""
-    synchronize()
+    """What waits for the device, or makes the device wait."""
+    host_works()
 
 
 class _Stream:
@@ -119,13 +130,10 @@ class _Stream:
     def query(self) -> bool:
         return True
 
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-    def wait_event(self, event: Any) -> None:
-        pass
+    wait_stream = wait_event = _rest
 
     def record_event(self, event: Any = None) -> Any:
+        host_works()
         return event or _Event()
 
 
@@ -137,11 +145,7 @@ class _Event:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def record(self, stream: Any = None) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
+    record = wait = _rest
 
     synchronize = _rest
 
@@ -208,12 +212,15 @@ def _answer_driver(patches: Patches, device: EmulatedDevice) -> None:
         memory.pop(int(address), None)
 
     def copy(target: Any, source: Any, size: int, *args: Any) -> None:
+        host_works()
         ctypes.memmove(int(target), int(source), int(size))
 
     def fill(address: Any, value: int, size: int, *args: Any) -> None:
+        host_works()
         ctypes.memset(int(address), int(value), int(size))
 
     def fill_words(address: Any, value: int, count: int, *args: Any) -> None:
+        host_works()
         ctypes.memmove(int(address), int(value).to_bytes(4, "little") * int(count), 4 * int(count))
 
     def attribute(number: Any, *args: Any) -> int:
@@ -228,8 +235,8 @@ def _answer_driver(patches: Patches, device: EmulatedDevice) -> None:
         "DriverGetVersion": lambda: 13000,
         "EventElapsedTime": lambda *args: float("nan"),
         "StreamQuery": nothing,
-        **dict.fromkeys(("StreamSynchronize", "EventSynchronize"), _rest),
-        **dict.fromkeys(("StreamDestroy", "StreamWaitEvent", "EventRecord", "EventDestroy", "EventQuery"), nothing),
+        **dict.fromkeys(("StreamSynchronize", "StreamWaitEvent", "EventRecord", "EventSynchronize"), _rest),
+        **dict.fromkeys(("StreamDestroy", "EventDestroy", "EventQuery"), nothing),
         **dict.fromkeys(("ProfilerStart", "ProfilerStop"), nothing),
     }
     of_driver: dict[str, Callable[..., Any]] = {

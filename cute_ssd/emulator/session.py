@@ -65,6 +65,8 @@ class Session:
         self._arguments: dict[int, tuple[weakref.ref[Any], _Extent]] = {}
         self._patches = Patches()
         self._ffi_ready = False
+        self.host_work_is_seen = False
+        """Whether `host_works` is called when it should be; else every call may come behind something of that kind."""
 
     def __enter__(self) -> Self:
         if Session._active is not None:
@@ -130,6 +132,9 @@ class Session:
         for pointer, address in ((tensors._Pointer, "_pointer"), (base_executor._RuntimePointerArg, "_desc")):
             extent = functools.partial(_pointer_extent, attribute=address)
             patches.attribute(pointer, "__c_pointers__", self._recording(pointer.__c_pointers__, extent))
+        numbers = import_module("cutlass.base_dsl.typing")
+        for integer in (numbers.Int64, numbers.Uint64):
+            patches.attribute(integer, "__c_pointers__", self._recording(integer.__c_pointers__, _integer_extent))
 
         device = self.device
         patches.attribute(hardware, "__init__", lambda self, device_id=0: None)
@@ -215,8 +220,8 @@ class Session:
         @functools.wraps(run)
         def run_with_extents(executor: Any, descriptors: list[Any]) -> Any:
             self._check_compiled(executor.jit_module, executor.jit_module.execution_args.function_name)
-            addresses = [item.value if isinstance(item, ctypes.c_void_p) else item for item in descriptors]
-            records = [self._arguments[address] for address in addresses if address in self._arguments]
+            places = map(_place, descriptors)
+            records = [self._arguments[place] for place in places if place in self._arguments]
             self._set_extents([extent for owner, extent in records if owner() is not None])
             return run(executor, descriptors)
 
@@ -247,32 +252,54 @@ class Session:
         def record(argument: Any) -> Any:
             descriptors = pointers(argument)
             for descriptor in descriptors:
-                self._arguments[int(descriptor)] = (weakref.ref(argument), extent(argument))
+                owner = descriptor if isinstance(descriptor, ctypes.c_void_p) else argument
+                self._arguments[_place(descriptor)] = (weakref.ref(owner), extent(argument))
             return descriptors
 
         return record
 
     def _set_extents(self, extents: "list[_Extent]") -> None:
+        if not self.host_work_is_seen:
+            host_works()
         spans = {(extent.address, extent.nbytes) for extent in extents if extent.nbytes}
-        pointers = np.array([extent.address for extent in extents if extent.address and not extent.nbytes], np.int64)
+        bare = [extent for extent in extents if extent.address and not extent.nbytes]
+        pointers = np.array([extent.address for extent in bare], np.int64)
         stored = [_stored_addresses(extent) for extent in extents if extent.integers and extent.nbytes]
         unknown = False
-        if pointers.size or any(addresses.size for addresses in stored):
+        if bare or any(addresses.size for addresses in stored):
             known = _live_storages() | spans
-            pointed_at, unknown = _containing(pointers, known)
+            pointed_at, inside = _containing(pointers, known)
             spans |= pointed_at.union(*(_containing(addresses, known)[0] for addresses in stored))
+            unknown = any(not known and extent.is_address for extent, known in zip(bare, inside, strict=True))
         views = {extent.view for extent in extents if extent.nbytes and extent.view[0] not in pointers}
         self._client.tensors, self._client.views, self._client.unknown_extents = sorted(spans), sorted(views), unknown
 
 
+def _place(descriptor: Any) -> int:
+    """Where the value of an argument lies that the host function is given."""
+    return int((descriptor.value if isinstance(descriptor, ctypes.c_void_p) else descriptor) or 0)
+
+
+def host_works() -> None:
+    """The host waits for the device, or makes it do something else: the next launch does not overlap earlier ones."""
+    if Session._active is not None:
+        Session._active._client.follows = False
+
+
 class _Extent(NamedTuple):
-    """Memory that an argument gives access to; without `nbytes` a bare address. 64-bit `integers` may be addresses.
-    Of a tensor it is the whole storage, and `view` (address, bytes) is the tensor."""
+    """Memory that an argument gives access to; without `nbytes` a bare address. 64-bit `integers` may be addresses:
+    those in a tensor, or the argument. Of a tensor it is the whole storage, and `view` (address, bytes) is the tensor.
+    """
 
     address: int
     nbytes: int = 0
     integers: bool = False
     view: tuple[int, int] = (0, 0)
+
+    @property
+    def is_address(self) -> bool:
+        """Whether a bare address is one even where no tensor is."""
+        return not self.integers or self.address >= LARGEST_INDEX
 
 
 class _OnDevice:
@@ -344,6 +371,9 @@ def _relabel(capsule: object) -> None:
 
 def _dlpack_extent(tensor: Any) -> _Extent | None:
     """The whole storage of a tensor, or None where torch cannot import it."""
+    if isinstance(tensor, np.ndarray):  # torch ends the process where a stride is negative
+        low, high = np.lib.array_utils.byte_bounds(tensor)
+        return _Extent(low, high - low, tensor.dtype in (np.int64, np.uint64), (low, high - low))
     try:
         return _torch_extent(tensor if isinstance(tensor, torch.Tensor) else torch.utils.dlpack.from_dlpack(tensor))
     except (RuntimeError, TypeError, BufferError):
@@ -366,6 +396,11 @@ def _pointer_extent(argument: Any, attribute: str) -> _Extent:
     return _Extent(int(getattr(pointer, "value", pointer) or 0))
 
 
+def _integer_extent(argument: Any) -> _Extent:
+    value = int(argument.value)
+    return _Extent(value if LOWEST_ADDRESS <= value < 1 << 63 else 0, integers=True)
+
+
 def _extents(values: Iterable[Any]) -> Iterator[_Extent]:
     """Of the arguments of a TVM-FFI call, which reads them itself."""
     for value in values:
@@ -382,8 +417,8 @@ def _extents(values: Iterable[Any]) -> Iterator[_Extent]:
             yield _pointer_extent(value, "_pointer")
         elif isinstance(value, int | ctypes.c_void_p):
             address = int(getattr(value, "value", value) or 0)
-            if address >= LOWEST_ADDRESS:
-                yield _Extent(address)
+            if LOWEST_ADDRESS <= address < 1 << 63:
+                yield _Extent(address, integers=isinstance(value, int))
         elif hasattr(value, "__dlpack__") and (extent := _dlpack_extent(value)) is not None:
             yield extent
 
@@ -400,14 +435,18 @@ def _live_storages() -> set[tuple[int, int]]:
     return {(extent.address, extent.nbytes) for extent in map(_torch_extent, dense)}
 
 
-def _containing(addresses: Addresses, spans: set[tuple[int, int]]) -> tuple[set[tuple[int, int]], bool]:
-    """Those of `spans` that some address lies in, and whether one that is no index lies in none of them."""
+def _containing(
+    addresses: Addresses, spans: set[tuple[int, int]]
+) -> tuple[set[tuple[int, int]], npt.NDArray[np.bool_]]:
+    """Those of `spans` that some address lies in, and which addresses lie in one. Of spans that overlap, the one that
+    reaches furthest."""
     table = np.array(sorted({(0, 0), *spans}), np.int64)  # (0, 0) is what comes before the first, and contains nothing
+    ends = table.sum(axis=1)
+    furthest = np.maximum.accumulate(ends)
+    owner = np.maximum.accumulate(np.where(ends == furthest, np.arange(len(ends)), 0))
     index = np.searchsorted(table[:, 0], addresses, side="right") - 1
-    inside = addresses < table[index].sum(axis=1)
-    return {(start, size) for start, size in table[np.unique(index[inside])].tolist()}, not inside[
-        addresses >= LARGEST_INDEX
-    ].all()
+    inside = addresses < furthest[index]
+    return {(start, size) for start, size in table[np.unique(owner[index[inside]])].tolist()}, inside
 
 
 def _active_clusters(device: EmulatedDevice, cluster_size: int) -> int:

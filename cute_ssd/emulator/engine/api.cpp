@@ -280,7 +280,7 @@ void emu_written(u64 address, u64 n, u8* out) {
     if (last_shadow) last_shadow->written(address, n, out);
 }
 
-// The device has come to rest: no launch is unfinished.
-void emu_synchronize() { last_shadow.reset(); }
+// Frees what is kept of the last run on this thread.
+void emu_forget() { last_shadow.reset(); }
 
 }  // extern "C"

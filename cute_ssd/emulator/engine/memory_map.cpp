@@ -55,7 +55,7 @@ u8* Cluster::global_bytes(u64 address, u64 n, u32 align, const Warp& w, int line
     const u64 host = host_address(address);
     if (address & (align - 1))
         fault("misaligned", w, line, format("%s at 0x%llx is not aligned to %u bytes", what, (unsigned long long)host, align));
-    if (address >= known.begin && address + n <= known.end) return (u8*)host;
+    if (address >= known.begin && address < known.end && n <= known.end - address) return (u8*)host;
     const Range* range = range_around(launch, address, address + n);
     if (!range && !tensor_of(launch, address)) range = range_around(launch, host, host + n);         // its number is another launch's
     if (!range)
