@@ -316,6 +316,9 @@ def finding(function, x, y: torch.Tensor, rows: int) -> str:
     return caught.value.findings[0].message
 
 
+PAST_STORAGE = re.compile("past the end of (the|a) tensor of 768")  # in a low heap no pointer into it has a number
+
+
 def test_a_slice_of_a_pool():
     pool, x = torch.zeros(8, 32), torch.ones(6, 32)
     call(add_rows, x, pool[2:5], 3)
@@ -347,7 +350,7 @@ def test_bare_pointers_reach_the_whole_storage():
     memory, y = torch.ones(6, 32), torch.zeros(6, 32)
     call(add_rows_of_pointers, pointer(memory[2:]), y, 4)
     assert y.sum(1).tolist() == [32] * 4 + [0] * 2
-    assert "past the end of the tensor of 768 bytes" in finding(add_rows_of_pointers, pointer(memory[2:]), y, 5)
+    assert PAST_STORAGE.search(finding(add_rows_of_pointers, pointer(memory[2:]), y, 5))
     call(add_rows_of_pointers, pointer(memory), memory[:2], 2)
     call(add_rows_of_pointers, pointer(memory), y, 6)
 
@@ -356,7 +359,7 @@ def test_the_host_moves_a_pointer():
     """Then it belongs to the storage."""
     memory, y = torch.ones(6, 32), torch.zeros(6, 32)
     call(add_later_rows, memory[:5], y, 5)
-    assert "past the end of the tensor of 768 bytes" in finding(add_later_rows, memory[:5], y, 6)
+    assert PAST_STORAGE.search(finding(add_later_rows, memory[:5], y, 6))
 
 
 def test_the_host_moves_a_pointer_onto_another_view():
