@@ -101,9 +101,20 @@ RING_EMPTY = (
 )
 CHUNK_SCAN = [("mbarrier wait", "wait_empty: ", RING_EMPTY, (0, 2))]
 
+OTHER_FENCE = "Implied: before the first product comes another one, behind the wait for scaled x."
+ALL_ARRIVE = (
+    "bar.warp.sync",
+    "kernel: cute.arch.sync_warp",
+    "Each lane arrives at the barrier behind, also the elected one.",
+)
+CHUNK_STATE = [ALL_ARRIVE, ("tcgen05.fence::after_thread_sync", "__init__: @cute.jit", OTHER_FENCE, (0,))]
+CHUNK_STATE_WIDE = [ALL_ARRIVE, ("tcgen05.fence::after_thread_sync", "__init__: @cute.jit", OTHER_FENCE, (0, 1))]
+
 REDUNDANT = {
     "mamba2_ssd.py": MAMBA2_SSD,
     "dense_gemm_persistent.py": DENSE_GEMM_PERSISTENT,
     "fmha.py": FMHA,
     "chunk_scan": CHUNK_SCAN,
+    "chunk_state": CHUNK_STATE,
+    "chunk_state_wide": CHUNK_STATE_WIDE,
 }
