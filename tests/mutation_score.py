@@ -40,8 +40,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script it m
 from cute_ssd.emulator import SCHEDULES, engine
 from cute_ssd.emulator.decode import Program, decode
 from cute_ssd.emulator.launch import KernelLaunch
-from cute_ssd.emulator.pointers import Pointers
 from cute_ssd.emulator.ptx import Instruction, Kernel, parse_kernel
+from cute_ssd.emulator.runner import arguments_of
 from cute_ssd.emulator.script import run_script
 from cute_ssd.emulator.session import Session
 from tests.kernels.redundant import REDUNDANT
@@ -224,23 +224,18 @@ class Launch:
     ptx: str
     geometry: tuple[object, ...]  # grid, block, cluster, dynamic shared memory
     parameters: bytes
+    ranges: list[tuple[int, int]]  # [begin, end) of what they may reach
     spans: list[tuple[int, int]]  # address, bytes
-    numbered: list[tuple[int, int]]  # [begin, end) of the tensors that `parameters` point to
     options: dict[str, bool]  # of the engine
     before: list[np.ndarray] = field(default_factory=list)
     expected: list[np.ndarray] = field(default_factory=list)
 
     @classmethod
     def of(cls, launch: KernelLaunch, **options: bool) -> Launch:
-        parameters = parse_kernel(launch.ptx, launch.kernel_name).parameters
-        pointers = Pointers(launch.tensors, launch.views)
-        block = bytearray(max((p.offset + p.size for p in parameters), default=0))
-        for index, p in enumerate(parameters):
-            block[p.offset : p.offset + p.size] = pointers.numbered(launch.parameter(index, p.size))
+        parameters, ranges = arguments_of(launch, parse_kernel(launch.ptx, launch.kernel_name))
         geometry = (launch.grid, launch.block, launch.cluster, launch.shared_bytes)
         spans = [span for span in launch.tensors if span[1]]
-        numbered = sorted(pointers.ranges)
-        found = cls(launch.kernel_name, launch.ptx, geometry, bytes(block), spans, numbered, options)
+        found = cls(launch.kernel_name, launch.ptx, geometry, parameters, ranges, spans, options)
         found.before = [m.copy() for m in found.memory()]
         return found
 
@@ -259,18 +254,17 @@ class Launch:
 
     def run(self, program: Program, seed: int, behind: bool = False) -> engine.Outcome:
         """With the memory as it was before; `behind` a launch that writes all of it, and may not be over."""
-        ranges = [*((address, address + nbytes) for address, nbytes in self.spans), *self.numbered]
         if behind:
             table = np.array(self.spans, np.uint64)
             at = table.ctypes.data
-            known = [*ranges, (at, at + table.nbytes)]
+            known = [*self.ranges, (at, at + table.nbytes)]
             overwrite = decode(parse_kernel(OVERWRITE, "overwrite"), engine.handlers())
             launched = (overwrite, (len(table), 1, 1), (1024, 1, 1), (1, 1, 1), 0, at.to_bytes(8, "little"), known)
             assert not engine.run(*launched, engine.Options(threads=1)).events
         self.write(self.before)
         schedule = SCHEDULES[2 - seed % 2] if seed else "eager"  # as emulate() chooses
         options = engine.Options(schedule, seed, threads=1, **self.options)
-        return engine.run(program, *self.geometry, self.parameters, ranges, options, programmatic=behind)
+        return engine.run(program, *self.geometry, self.parameters, self.ranges, options, programmatic=behind)
 
     def poison(self, program: Program) -> None:
         """Runs it, and fills what it writes with NaN for later runs, unless that changes the result: it may read it."""

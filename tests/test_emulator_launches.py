@@ -164,25 +164,29 @@ def test_only_whole_sanitized_launches_are_remembered(options: dict[str, Any]) -
     assert not CHAINS[14].run(0, **options)[-1] and CHAINS[14].run(0)[-1]
 
 
-SCRIPT = """
-import sys
-import cutlass.cute as cute
-import torch
-from cutlass.cute.runtime import from_dlpack
-
 @cute.kernel
 def copy_kernel(x: cute.Tensor, y: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     y[thread] = x[thread]
 
+
 @cute.jit
 def copy(x: cute.Tensor, y: cute.Tensor):
     copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
+
 
 @cute.jit
 def copy_twice(x: cute.Tensor, y: cute.Tensor, z: cute.Tensor):
     copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
     copy_kernel(y, z).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
+
+
+SCRIPT = """
+import sys
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import from_dlpack
+from tests.test_emulator_launches import copy, copy_twice
 
 tensors = [torch.zeros(32, device="cuda") for _ in range(3)]
 x, y, z = map(from_dlpack, tensors)
@@ -221,23 +225,6 @@ def kinds_of(directory: Path, *arguments: str) -> list[list[str]]:
     report = Report(ARCH)
     run_script(directory / "script.py", arguments, Session(ARCH, Runner(report, Options(), keep_going=True)))
     return [[finding.kind for finding in launched.findings] for launched in report.launches]
-
-
-@cute.kernel
-def copy_kernel(x: cute.Tensor, y: cute.Tensor):
-    thread, _, _ = cute.arch.thread_idx()
-    y[thread] = x[thread]
-
-
-@cute.jit
-def copy(x: cute.Tensor, y: cute.Tensor):
-    copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
-
-
-@cute.jit
-def copy_twice(x: cute.Tensor, y: cute.Tensor, z: cute.Tensor):
-    copy_kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
-    copy_kernel(y, z).launch(grid=[1, 1, 1], block=[32, 1, 1], use_pdl=True)
 
 
 def test_between_calls_the_host_may_have_worked() -> None:

@@ -23,7 +23,7 @@ Range = tuple[int, int]  # begin, end
 NUMBER_SHIFT = 48  # engine/core.h
 LAST_NUMBER = 0x7EFF  # above lie the windows of shared and local memory
 LOWEST_ADDRESS = 1 << 22  # where programs begin that are not position-independent; their heap follows
-SMALL_INTEGER = 1 << 32  # sizes and strides are smaller, and only in that heap they may look like addresses
+LARGEST_INDEX = 1 << 32  # sizes and indices are smaller; only in that heap they may look like addresses
 
 _numbers: dict[Range, int] = {}
 _giving = threading.Lock()
@@ -69,7 +69,7 @@ class Pointers:
         if view and not any(begin < address < end for begin, end in self._views.values()):
             return view
         around = [span for span in self._storages if span[0] <= address < span[1]]
-        if address < SMALL_INTEGER and not view and all(begin != address for begin, _ in around):
+        if address < LARGEST_INDEX and not view and all(begin != address for begin, _ in around):
             return None
         return max(around, key=lambda span: span[1] - span[0], default=view)
 

@@ -18,6 +18,7 @@ from .pointers import Pointers
 from .program import Program
 from .ptx import parse_kernel
 from .report import Finding, KernelError, LaunchReport, Report
+from .syntax import Kernel
 from .timing import Model, Recording, launch_time, representatives
 from .timing.registers import registers
 from .timing.sm import recorded
@@ -44,6 +45,17 @@ def instruction_counts(program: Program, counts: np.ndarray) -> dict[str, int]:
     return {CLASSES[k]: int(totals[k]) for k in np.argsort(-totals, kind="stable") if totals[k]}
 
 
+def arguments_of(launch: KernelLaunch, kernel: Kernel) -> tuple[bytes, list[tuple[int, int]]]:
+    """The kernel's parameters, laid out as its PTX declares them and their pointers numbered, and the memory
+    [begin, end) that these may reach."""
+    pointers = Pointers(launch.tensors, launch.views)
+    block = bytearray(max((p.offset + p.size for p in kernel.parameters), default=0))
+    for index, p in enumerate(kernel.parameters):
+        block[p.offset : p.offset + p.size] = pointers.numbered(launch.parameter(index, p.size))
+    tensors = [(address, address + nbytes) for address, nbytes in launch.tensors if nbytes]
+    return bytes(block), [*tensors, *sorted(pointers.ranges)]
+
+
 def mapped_memory() -> list[tuple[int, int]]:
     """[begin, end) of the writable memory of this process (Linux)."""
     ranges = []
@@ -68,23 +80,18 @@ class Runner:
 
     def __call__(self, launch: KernelLaunch) -> None:
         program = program_of(launch.ptx, launch.kernel_name)
-        parameters = program.kernel.parameters
-        pointers = Pointers(launch.tensors, launch.views)
-        block = bytearray(max((p.offset + p.size for p in parameters), default=0))
-        for index, p in enumerate(parameters):
-            block[p.offset : p.offset + p.size] = pointers.numbered(launch.parameter(index, p.size))
+        block, ranges = arguments_of(launch, program.kernel)
         digits = "".join(filter(str.isdigit, self.report.arch))
         begin = time.perf_counter()
         # With addresses of unknown extent among the arguments only unmapped memory can be told to be out of bounds.
-        ranges = [(address, address + nbytes) for address, nbytes in launch.tensors if nbytes]
-        ranges += [*pointers.ranges, *(mapped_memory() if launch.unknown_extents else [])]
+        ranges += mapped_memory() if launch.unknown_extents else []
         outcome = engine.run(
             program,
             launch.grid,
             launch.block,
             launch.cluster,
             launch.shared_bytes,
-            bytes(block),
+            block,
             ranges,
             self._options(launch),
             int(digits),

@@ -25,11 +25,10 @@ import torch
 from ..errors import ShapeError
 from .build import EmulatorError
 from .launch import Client, EmulatedDevice, Image, KernelLaunch, redirected, runs_on, runtime
-from .pointers import LOWEST_ADDRESS, host_addresses
+from .pointers import LARGEST_INDEX, LOWEST_ADDRESS, host_addresses
 
 KDL_CPU, KDL_CUDA = 1, 2  # DLDeviceType
 DEVICE_OFFSETS = {b"dltensor": 8, b"dltensor_versioned": 40}  # of DLTensor.device in a DLPack capsule
-LARGEST_INDEX = 1 << 32  # a smaller integer that lies in no tensor is an index
 _ABSENT = object()
 
 Addresses = npt.NDArray[np.int64]
@@ -134,7 +133,8 @@ class Session:
             patches.attribute(pointer, "__c_pointers__", self._recording(pointer.__c_pointers__, extent))
         numbers = import_module("cutlass.base_dsl.typing")
         for integer in (numbers.Int64, numbers.Uint64):
-            patches.attribute(integer, "__c_pointers__", self._recording(integer.__c_pointers__, _integer_extent))
+            record = self._recording(integer.__c_pointers__, lambda argument: _integer_extent(int(argument.value)))
+            patches.attribute(integer, "__c_pointers__", record)
 
         device = self.device
         patches.attribute(hardware, "__init__", lambda self, device_id=0: None)
@@ -298,7 +298,7 @@ class _Extent(NamedTuple):
 
     @property
     def is_address(self) -> bool:
-        """Whether a bare address is one even where no tensor is."""
+        """Whether a bare address is one even where no tensor is: not what may be an index."""
         return not self.integers or self.address >= LARGEST_INDEX
 
 
@@ -396,8 +396,7 @@ def _pointer_extent(argument: Any, attribute: str) -> _Extent:
     return _Extent(int(getattr(pointer, "value", pointer) or 0))
 
 
-def _integer_extent(argument: Any) -> _Extent:
-    value = int(argument.value)
+def _integer_extent(value: int) -> _Extent:
     return _Extent(value if LOWEST_ADDRESS <= value < 1 << 63 else 0, integers=True)
 
 
@@ -415,10 +414,10 @@ def _extents(values: Iterable[Any]) -> Iterator[_Extent]:
             yield _tensor_extent(value)
         elif hasattr(value, "_pointer"):
             yield _pointer_extent(value, "_pointer")
-        elif isinstance(value, int | ctypes.c_void_p):
-            address = int(getattr(value, "value", value) or 0)
-            if LOWEST_ADDRESS <= address < 1 << 63:
-                yield _Extent(address, integers=isinstance(value, int))
+        elif isinstance(value, int):
+            yield _integer_extent(value)
+        elif isinstance(value, ctypes.c_void_p):
+            yield _integer_extent(value.value or 0)._replace(integers=False)
         elif hasattr(value, "__dlpack__") and (extent := _dlpack_extent(value)) is not None:
             yield extent
 
