@@ -388,6 +388,7 @@ def test_a_storage_inside_of_another_one():
     whole, part = torch.from_numpy(memory), torch.from_numpy(memory[2:4])
     call(add_rows_of_pointers, pointer(whole[2:]), y, 4)
     assert y.sum(1).tolist() == [32] * 4 + [0] * 2 and part.sum() == 64
+    assert PAST_STORAGE.search(finding(add_rows_of_pointers, pointer(whole[4:]), y, 3))  # behind the inner one
 
 
 def test_an_array_that_runs_backwards():
