@@ -1144,9 +1144,10 @@ case(
 
 
 def loaded(name: str, *, write: str = "st.global.u32 [%out0+8000], 7;", acquire: str = "", **launch: int) -> None:
-    """A case of a word that the first CTA writes, and the other one copies after it has seen a flag."""
+    """A case of a word that the first CTA writes, and the other one copies after it has seen a flag: all that its only
+    thread does in global memory."""
     body = f"""
-        {init(1)} @!%first bra D; setp.ne.u32 %p, %cta, 0; @%p bra READ; {write} st.release.gpu.global.u32
+        {init(1)} @!%first ret; setp.ne.u32 %p, %cta, 0; @%p bra READ; {write} st.release.gpu.global.u32
         [%out0+8192], 1; bra D; READ: {SPIN.format(how=".acquire.gpu")} {acquire} {expect(16)}
         {load(16, source="%out0+8000")} {wait()} D:
     """
