@@ -6,8 +6,8 @@ A sequence is cut into tiles of `plan.TILE` tokens, whatever the caller's chunk_
     y_off  = exp(dA_cumsum) ∘ (C · stateᵀ)
     state  = exp(dA_cumsum[last]) state + (decay_to_last ∘ dt x)ᵀ · B
 
-Several tiles, rows and heads are worked on at once (`Plan.tiles`, `.rows`, `.heads`); only the state passes from tile
-to tile. A sequence is always cut from its own start and what the products of a tile read lies as in fresh contiguous
+Several tiles, rows and heads are worked on at once (`Plan.tiles`, `.rows`, `.heads`), what is large of them in parts that
+stay in the caches (`Tiles.parts`); only the state passes from tile to tile. A sequence is always cut from its own start and what the products of a tile read lies as in fresh contiguous
 buffers, so its bits do not depend on what else is in the call.
 
 Note [Decays]: dA_cumsum is summed and subtracted in fp64, since after one huge step fp32 has no digits left for the
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from .plan import STATE_BLOCK_BYTES, TILE, Plan, useful_flops
+from .plan import CACHED_HEAD_TILES, STATE_BLOCK_BYTES, TILE, Plan, useful_flops
 from .sequences import Sequences
 
 __all__ = ["TILE", "Inputs", "scan", "useful_flops"]
@@ -117,29 +117,31 @@ class Workspace:
 
 
 class Tiles(NamedTuple):
-    """K tiles of Q tokens for n sequences, H heads in G groups of R: operands and decays in the compute dtype."""
+    """K tiles of Q tokens for n sequences, H heads in G groups of R: operands, and decays in the compute dtype."""
 
-    x: Tensor  # (K, n, H, Q, P) as given
-    dx: Tensor  # (K, n, H, Q, P) contiguous: dt x
+    x: Tensor  # (K, n, H, Q, P), a view of any strides
     B: Tensor  # (K, n, G, Q, N) contiguous
     C: Tensor  # (K, n, G, Q, N) contiguous
     scores: Tensor  # (K, n, G, Q, Q) = C Bᵀ, zero above the diagonal
-    decay: Tensor  # (K, n, H, Q, Q) = exp(dA_cumsum[i] - dA_cumsum[j]); above the diagonal any finite number
+    dt: Tensor | None  # (K, n, H, Q) after bias, softplus and limit; None with log_decay
     dA_cumsum: Tensor  # (K, n, H, Q) fp64
+    reach: float  # bounds the exponents of the decays
     from_start: Tensor  # (K, n, H, Q) = exp(dA_cumsum)
     to_end: Tensor  # (K, n, H, Q) = exp(dA_cumsum[last] - dA_cumsum)
-    dt: Tensor | None  # (K, n, H, Q) after bias, softplus and limit; None with log_decay
+    state_factor: Tensor  # (K, n, G, Q, R, 1) = dt to_end: of x on its way into the state
+    output_factor: Tensor  # (K, n, G, Q, R, 1) = from_start: of the state on its way into y
     tokens: int  # K Q, or 1 where a second token of zeros was added
 
-    def by_group(self, t: Tensor) -> Tensor:
-        """(K, n, H, Q, P) -> (K, n, G, Q, R, P), a view."""
-        K, n, H, Q, P = t.shape
-        G = self.B.shape[2]
-        return t.view(K, n, G, H // G, Q, P).transpose(3, 4)
-
-    def factor(self, t: Tensor) -> Tensor:
-        """(K, n, H, Q) -> (K, n, G, Q, R, 1), contiguous: to be read once for every channel."""
-        return self.by_group(t[..., None]).contiguous()
+    def parts(self) -> Iterator[tuple[int, "Tiles"]]:
+        """(first token, tiles) of as many tiles as the caches hold."""
+        K, n, H, Q, _ = self.x.shape
+        size = max(1, CACHED_HEAD_TILES // (n * H))
+        if size >= K:
+            yield 0, self
+            return
+        for k in range(0, K, size):
+            part = Tiles(*(t[k : k + size] if isinstance(t, Tensor) else t for t in self))  # type: ignore[arg-type]
+            yield k * Q, part._replace(tokens=part.x.shape[0] * Q)
 
 
 InitialStates = Callable[[list[int]], Tensor | None]
@@ -209,10 +211,11 @@ def _tokens(
         part = inputs.heads(h0, h1)
         state = None if start is None else fresh(start[:, h0:h1], inputs.dtype)
         for t0, K, Q in steps(length, plan.tiles):
-            tiles = load(part, window, t0, K, Q, workspace)
-            visit = partial(_collect, tiles, t0, ends, inside) if ends else None
-            products, state = pass_states(tiles, state, workspace, not keep and t0 + K * Q == length, visit)
-            _write(part, window.at(t0, t0 + K * Q), tiles, products, y[:, :, h0:h1], workspace)
+            for offset, tiles in load(part, window, t0, K, Q, workspace).parts():
+                first, stop = t0 + offset, t0 + offset + tiles.tokens
+                visit = partial(_collect, tiles, first, ends, inside) if ends else None
+                products, state = pass_states(tiles, state, workspace, not keep and stop == length, visit)
+                _write(part, window.at(first, stop), tiles, products, y[:, :, h0:h1], workspace)
         stops.append(state)
     if not keep:
         return None
@@ -318,7 +321,7 @@ def steps(length: int, tiles: int) -> Iterator[tuple[int, int, int]]:
 
 
 def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Workspace) -> Tiles:
-    """Reads K tiles of Q tokens from token t0 of each sequence and computes everything that needs no state."""
+    """Reads K tiles of Q tokens from token t0 of each sequence and computes what is small beside x."""
     where, f = window.at(t0, t0 + K * Q), inputs.dtype
     x = two_tokens(inputs.x[where])
     dt, dA = (None if t is None else two_tokens(t) for t in discretise(inputs, where))
@@ -335,16 +338,29 @@ def load(inputs: Inputs, window: Window, t0: int, K: int, Q: int, workspace: Wor
         for name, t in (("B", inputs.B), ("C", inputs.C))
     )
     scores = torch.bmm(C.view(-1, Q, N), B.view(-1, Q, N).mT).tril_().view(K, n, G, Q, Q)
-    lowest, highest = dA_cumsum.aminmax()
-    decay = exp_(_differences(dA_cumsum, workspace), highest.item() - lowest.item())
-    dx = workspace.empty("dx", K, n, H, Q, P)
-    if dt is None:
-        dx.copy_(x)
-    else:
-        torch.mul(x, dt[..., None], out=dx)
-    from_start = exp_(dA_cumsum.to(f, copy=True))
-    to_end = decay[..., -1, :].clone()  # output() uses decay up
-    return Tiles(x, dx, B, C, scores, decay, dA_cumsum, from_start, to_end, dt, tokens)
+    lowest, highest = (bound.item() for bound in dA_cumsum.aminmax())
+    reach = max(highest, 0.0) - min(lowest, 0.0)
+    from_start = exp_(dA_cumsum.to(f, copy=True), reach)
+    to_end = exp_((dA_cumsum[..., -1:] - dA_cumsum).to(f), reach)
+    weight = to_end if dt is None else to_end * dt
+    state_factor, output_factor = (by_group(t[..., None], G).contiguous() for t in (weight, from_start))
+    return Tiles(x, B, C, scores, dt, dA_cumsum, reach, from_start, to_end, state_factor, output_factor, tokens)
+
+
+def by_group(t: Tensor, ngroups: int) -> Tensor:
+    """(K, n, H, Q, P) -> (K, n, G, Q, R, P), a view."""
+    return t.unflatten(2, (ngroups, -1)).transpose(3, 4)
+
+
+def scaled_x(tiles: Tiles, workspace: Workspace) -> Tensor:
+    """dt x, (K, n, H, Q, P) contiguous."""
+    dx = workspace.empty("dx", *tiles.x.shape)
+    return dx.copy_(tiles.x) if tiles.dt is None else torch.mul(tiles.x, tiles.dt[..., None], out=dx)
+
+
+def decay(tiles: Tiles, workspace: Workspace) -> Tensor:
+    """exp(dA_cumsum[i] - dA_cumsum[j]), (K, n, H, Q, Q); above the diagonal any finite number."""
+    return exp_(_differences(tiles.dA_cumsum, workspace), tiles.reach)
 
 
 def _aligned(name: str, t: Tensor, workspace: Workspace) -> Tensor:
@@ -420,11 +436,10 @@ def pass_states(
     `visit(k, state)` sees the state before tile k.
     """
     K, n, G, Q, N = tiles.B.shape
-    H, P = tiles.dx.shape[2], tiles.dx.shape[4]
+    H, P = tiles.x.shape[2], tiles.x.shape[4]
     # What each token adds to the state, decayed to the end of its tile.
     weighted = workspace.empty("weighted", K, n, G, Q, H // G, P)
-    weight = tiles.to_end if tiles.dt is None else tiles.to_end * tiles.dt
-    torch.mul(tiles.by_group(tiles.x), tiles.factor(weight), out=weighted)
+    torch.mul(by_group(tiles.x, G), tiles.state_factor, out=weighted)
     products = workspace.empty("products", K, n, G, Q, H // G, P)
     columns = weighted.view(K, n * G, Q, -1).transpose(2, 3).unbind()
     B, C = tiles.B.view(K, n * G, Q, N).unbind(), tiles.C.view(K, n * G, Q, N).unbind()
@@ -451,8 +466,10 @@ def pass_states(
 def _state_inside(tiles: Tiles, k: int, state: Tensor | None, tokens: int) -> Tensor:
     """The state (n, H, P, N) after the first `tokens` tokens of tile k, from the `state` before it."""
     cumsum = tiles.dA_cumsum[k, :, :, :tokens]
-    to_end = exp_((cumsum[..., -1:] - cumsum).to(tiles.dx.dtype))
-    weighted = tiles.dx[k, :, :, :tokens] * to_end[..., None]  # (n, H, tokens, P)
+    weight = exp_((cumsum[..., -1:] - cumsum).to(tiles.B.dtype))
+    if tiles.dt is not None:
+        weight *= tiles.dt[k, :, :, :tokens]
+    weighted = tiles.x[k, :, :, :tokens] * weight[..., None]  # (n, H, tokens, P)
     per_group = weighted.shape[1] // tiles.B.shape[2]
     B = tiles.B[k, :, :, :tokens].repeat_interleave(per_group, dim=1)
     added = weighted.transpose(2, 3) @ B
@@ -460,14 +477,14 @@ def _state_inside(tiles: Tiles, k: int, state: Tensor | None, tokens: int) -> Te
 
 
 def output(tiles: Tiles, products: Tensor, out: Tensor, workspace: Workspace) -> None:
-    """y_diag + y_off into `out` (n, K Q, H, P). Uses up `tiles.decay`."""
+    """y_diag + y_off into `out` (n, K Q, H, P)."""
     K, n, G, Q, _ = tiles.B.shape
-    H, P = tiles.dx.shape[2], tiles.dx.shape[4]
-    mixed = tiles.decay.view(K, n, G, H // G, Q, Q).mul_(tiles.scores[:, :, :, None]).view(-1, Q, Q)
+    H, P = tiles.x.shape[2], tiles.x.shape[4]
+    mixed = decay(tiles, workspace).view(K, n, G, H // G, Q, Q).mul_(tiles.scores[:, :, :, None]).view(-1, Q, Q)
     y_diag = workspace.empty("weighted", K, n, H, Q, P)  # what was there is in the states by now
-    torch.bmm(mixed, tiles.dx.view(-1, Q, P), out=y_diag.view(-1, Q, P))
-    y = out.unflatten(2, (G, H // G)).unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4, 5)  # (K, n, G, Q, R, P)
-    torch.addcmul(tiles.by_group(y_diag), products, tiles.factor(tiles.from_start), out=y)
+    torch.bmm(mixed, scaled_x(tiles, workspace).view(-1, Q, P), out=y_diag.view(-1, Q, P))
+    y = by_group(out.unflatten(1, (K, Q)).permute(1, 0, 3, 2, 4), G)
+    torch.addcmul(by_group(y_diag, G), products, tiles.output_factor, out=y)
 
 
 def _write(
@@ -479,7 +496,7 @@ def _write(
     workspace: Workspace,
 ) -> None:
     """y[where] = the output of the tiles with the skip D x and the gate z applied."""
-    K, n, H, Q, P = tiles.dx.shape
+    K, n, H, Q, P = tiles.x.shape
     direct = y.dtype == inputs.dtype and isinstance(where[0], slice) and tiles.tokens == K * Q
     result = y[where] if direct else workspace.empty("y", n, K * Q, H, P)
     output(tiles, products, result, workspace)

@@ -24,11 +24,13 @@ from .cpu import (
     Tiles,
     Window,
     Workspace,
+    decay,
     fresh,
     load,
     output,
     pass_states,
     raw_dt,
+    scaled_x,
     steps,
     two_tokens,
 )
@@ -121,35 +123,36 @@ def _backward_of_step(
     workspace: Workspace,
 ) -> Tensor:
     """Gradients of one step's tokens; returns that of the state before it."""
-    K, n, H, Q, P = tiles.dx.shape
+    K, n, H, Q, P = tiles.x.shape
     g = _undo_finish(inputs, where, tiles, state, dy, grads, workspace)
-    dmixed = torch.bmm(g.view(-1, Q, P), tiles.dx.view(-1, Q, P).transpose(1, 2)).view(K, n, H, Q, Q).tril_()
-    dmixed *= tiles.decay
+    dx, decays = scaled_x(tiles, workspace), decay(tiles, workspace)
+    dmixed = torch.bmm(g.view(-1, Q, P), dx.view(-1, Q, P).transpose(1, 2)).view(K, n, H, Q, Q).tril_()
+    dmixed *= decays
     G = tiles.B.shape[2]
-    by_group = (K, n, G, H // G, Q, Q)
+    grouped = (K, n, G, H // G, Q, Q)
     scores = tiles.scores[:, :, :, None]  # of all heads of a group
-    dscores = dmixed.view(by_group).sum(3)
+    dscores = dmixed.view(grouped).sum(3)
     # What token i has of token j went through the decays of tokens j + 1 to i: that of token t has the sum over
     # j < t <= i. Sums of rows and columns would do with less, but their differences keep no digit of the small
     # gradients beside a large step.
-    decayed = (dmixed.view(by_group) * scores).view(-1, Q)
+    decayed = (dmixed.view(grouped) * scores).view(-1, Q)
     earlier = torch.ones(Q, Q, dtype=g.dtype).triu_(1)
     dA = torch.mm(decayed, earlier).view(K, n, H, Q, Q).tril_().sum(-2)
-    mixed = tiles.decay.view(by_group) * scores
+    mixed = decays.view(grouped) * scores
     ddx = torch.bmm(mixed.view(-1, Q, Q).transpose(1, 2), g.view(-1, Q, P)).view(K, n, H, Q, P)
     dB, dC = dscores.transpose(3, 4) @ tiles.C, dscores @ tiles.B
-    dstate = _state_backward(tiles, state, g, dstate, dA, ddx, dB, dC, workspace)
+    dstate = _state_backward(tiles, dx, state, g, dstate, dA, ddx, dB, dC, workspace)
 
     grads.B[where] = _tokens(dB, tiles)
     grads.C[where] = _tokens(dC, tiles)
-    dx = ddx if tiles.dt is None else ddx * tiles.dt[..., None]
-    grads.x[where] += _tokens(dx, tiles)
+    grads.x[where] += _tokens(ddx if tiles.dt is None else ddx * tiles.dt[..., None], tiles)
     _decay_backward(inputs, where, tiles, dA, (ddx * tiles.x).sum(-1), grads)
     return dstate
 
 
 def _state_backward(
     tiles: Tiles,
+    dx: Tensor,
     state: Tensor | None,
     g: Tensor,
     dstate: Tensor | None,
@@ -163,9 +166,7 @@ def _state_backward(
     K, n, H, Q, P = g.shape
     G, N = tiles.B.shape[2], tiles.B.shape[4]
     before: list[Tensor | None] = []
-    for k in range(K):
-        before.append(None if state is None else state.clone())
-        _, state = pass_states(_tile(tiles, k), state, workspace, k == K - 1)
+    pass_states(tiles, state, workspace, True, lambda _, state: before.append(None if state is None else state.clone()))
     if dstate is None:
         dstate = torch.zeros(n, H, P, N, dtype=g.dtype)
     for k in reversed(range(K)):
@@ -173,10 +174,10 @@ def _state_backward(
         # What the tile adds to the state after it.
         from_next = torch.bmm(B, dstate.view(n * G, -1, N).transpose(1, 2)).view(n, G, Q, H // G, P)
         from_next = from_next.transpose(2, 3).reshape(n, H, Q, P) * tiles.to_end[k, ..., None]
-        share = (from_next * tiles.dx[k]).sum(-1)
+        share = (from_next * dx[k]).sum(-1)
         ddx[k] += from_next
         dA[k, ..., 1:] += share[..., :-1].cumsum(-1)  # through the decays of the tokens behind it
-        weighted = _columns(tiles.dx[k] * tiles.to_end[k, ..., None], G)
+        weighted = _columns(dx[k] * tiles.to_end[k, ..., None], G)
         dB[k] += torch.bmm(weighted, dstate.view(n * G, -1, N)).view(n, G, Q, N)
         # What the state before the tile gives to its tokens and to the state after it.
         decayed = _columns(g[k] * tiles.from_start[k, ..., None], G)
@@ -204,7 +205,7 @@ def _undo_finish(
     workspace: Workspace,
 ) -> Tensor:
     """Through the gate and the skip: the gradient (K, n, H, Q, P) of y_diag + y_off, contiguous."""
-    K, n, H, Q, P = tiles.dx.shape
+    K, n, H, Q, P = tiles.x.shape
     g = dy[where].to(inputs.dtype)
     x = inputs.x[where].to(inputs.dtype)
     D = None if inputs.D is None else inputs.D.to(inputs.dtype)
@@ -215,7 +216,7 @@ def _undo_finish(
         gate = torch.sigmoid(z)
         products, _ = pass_states(tiles, None if state is None else state.clone(), workspace, True)
         y = torch.empty(n, K * Q, H, P, dtype=inputs.dtype)
-        output(tiles._replace(decay=tiles.decay.clone()), products, y, workspace)
+        output(tiles, products, y, workspace)
         y = y[:, : tiles.tokens]
         if D is not None:
             y = y + x * D
@@ -264,7 +265,3 @@ def _columns(t: Tensor, ngroups: int) -> Tensor:
     """(n, H, Q, P) -> (n G, Q, R P) contiguous."""
     n, H, Q, P = t.shape
     return t.view(n, ngroups, H // ngroups, Q, P).transpose(2, 3).reshape(n * ngroups, Q, -1)
-
-
-def _tile(tiles: Tiles, k: int) -> Tiles:
-    return Tiles(*(t[k : k + 1] if isinstance(t, Tensor) else t for t in tiles))  # type: ignore[arg-type]

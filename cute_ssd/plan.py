@@ -16,9 +16,10 @@ from .problem import Problem
 # Tokens per tile of the CPU backend. A tile costs Q*Q exponentials per head and one pass over the state: 64 balances
 # the two and keeps the matrix products at the machine's full rate.
 TILE = 64
-# Head-tiles worked on at once: enough to hide the cost of a call behind the arithmetic, few enough for the caches
-# (their Q*Q decay matrices take 4 MiB in fp32).
+# Head-tiles of a step: enough to hide the cost of a call behind the little that is computed for each token.
 HEAD_TILES = 256
+# Head-tiles whose products are computed at once, few enough for the caches (an array of theirs takes 2 MiB in fp32).
+CACHED_HEAD_TILES = 128
 # Bytes of state a decode step works on at once: read from memory, used three times from the cache, written back.
 STATE_BLOCK_BYTES = 1 << 20
 
