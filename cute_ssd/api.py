@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops as _ops  # noqa: F401  (registers the operators)
+from . import ops as _ops
 from . import pages
 from . import problem as _problem
 from .checks import NO_GRADIENT_ON_GPU, bounds, refuse_forward_mode, refuse_gradient, require_types
@@ -22,11 +22,6 @@ from .device import Device
 from .errors import UnsupportedError
 from .plan import Plan, plan
 from .problem import INF, with_heads
-
-_chunk_scan = torch.ops.cute_ssd.chunk_scan.default
-_chunk_scan_varlen = torch.ops.cute_ssd.chunk_scan_varlen.default
-_chunk_scan_varlen_inplace = torch.ops.cute_ssd.chunk_scan_varlen_inplace.default
-_selective_state_update = torch.ops.cute_ssd.selective_state_update.default
 
 
 def mamba_chunk_scan_combined(
@@ -70,21 +65,15 @@ def mamba_chunk_scan_combined(
         y, or (y, final_states), (y, varlen_states), (y, final_states, varlen_states). final_states (batch, nheads,
         headdim, dstate) after the last token of each row; varlen_states (num_seqs, ...) after each sequence.
     """
-    require_types(
-        {"x": x, "dt": dt, "A": A, "B": B, "C": C},
-        {
-            "D": D,
-            "z": z,
-            "dt_bias": dt_bias,
-            "initial_states": initial_states,
-            "seq_idx": seq_idx,
-            "cu_seqlens": cu_seqlens,
-        },
-        {"chunk_size": chunk_size},
-        state_dtype,
-    )
-    _refuse_gradients_there_are_not(x, dt, A, B, C, D, z, dt_bias, initial_states)
-    outputs = _chunk_scan(
+
+    def check() -> None:
+        optional = {"D": D, "z": z, "dt_bias": dt_bias, "initial_states": initial_states}
+        optional |= {"seq_idx": seq_idx, "cu_seqlens": cu_seqlens}
+        require_types({"x": x, "dt": dt, "A": A, "B": B, "C": C}, optional, {"chunk_size": chunk_size}, state_dtype)
+        _refuse_gradients_there_are_not(x, dt, A, B, C, D, z, dt_bias, initial_states)
+
+    outputs = _ops.chunk_scan(
+        check,
         x,
         dt,
         A,
@@ -133,14 +122,15 @@ def ssd_chunk_scan(
     Returns:
         y, or (y, final_states) with final_states (batch, nheads, headdim, dstate).
     """
-    require_types(
-        {"x": x, "log_decay": log_decay, "B": B, "C": C},
-        {"D": D, "z": z, "initial_states": initial_states},
-        {"chunk_size": chunk_size},
-        state_dtype,
-    )
-    _refuse_gradients_there_are_not(x, log_decay, B, C, D, z, initial_states)
-    outputs = _chunk_scan(
+
+    def check() -> None:
+        tensors, optional = {"x": x, "log_decay": log_decay, "B": B, "C": C}, {"D": D, "z": z}
+        optional |= {"initial_states": initial_states}
+        require_types(tensors, optional, {"chunk_size": chunk_size}, state_dtype)
+        _refuse_gradients_there_are_not(x, log_decay, B, C, D, z, initial_states)
+
+    outputs = _ops.chunk_scan(
+        check,
         x,
         None,
         None,
@@ -204,22 +194,17 @@ def mamba_chunk_scan_varlen(
         y, followed by final_states (num_seqs, nheads, headdim, dstate; that of an empty sequence is its initial state
         or zero) and the chunk states where asked for.
     """
-    require_types(
-        {"x": x, "dt": dt, "A": A, "B": B, "C": C, "query_start_loc": query_start_loc},
-        {
-            "D": D,
-            "z": z,
-            "dt_bias": dt_bias,
-            "initial_states": initial_states,
-            "out": out,
-            "cu_chunk_seqlens": cu_chunk_seqlens,
-        },
-        {"chunk_size": chunk_size},
-        state_dtype,
-    )
-    refuse_gradient("mamba_chunk_scan_varlen", x, dt, A, B, C, D, z, dt_bias, initial_states, out)
-    y = pages.zeros_like(x) if out is None else out
-    final_states, chunk_states = _chunk_scan_varlen(
+
+    def check() -> None:
+        tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "query_start_loc": query_start_loc}
+        optional = {"D": D, "z": z, "dt_bias": dt_bias, "initial_states": initial_states, "out": out}
+        optional |= {"cu_chunk_seqlens": cu_chunk_seqlens}
+        require_types(tensors, optional, {"chunk_size": chunk_size}, state_dtype)
+        refuse_gradient("mamba_chunk_scan_varlen", x, dt, A, B, C, D, z, dt_bias, initial_states, out)
+
+    y = _fresh_like_x(pages.zeros_like, x) if out is None else out
+    final_states, chunk_states = _ops.chunk_scan_varlen(
+        check,
         x,
         dt,
         A,
@@ -277,23 +262,17 @@ def mamba_chunk_scan_varlen_inplace(
     Returns:
         y (total_len, nheads, headdim), which is `out` where given.
     """
-    require_types(
-        {
-            "x": x,
-            "dt": dt,
-            "A": A,
-            "B": B,
-            "C": C,
-            "ssm_pool": ssm_pool,
-            "cache_indices": cache_indices,
-            "query_start_loc": query_start_loc,
-        },
-        {"has_initial_state": has_initial_state, "D": D, "z": z, "dt_bias": dt_bias, "out": out},
-        {"chunk_size": chunk_size, "pad_slot_id": pad_slot_id},
-    )
-    refuse_gradient("mamba_chunk_scan_varlen_inplace", x, dt, A, B, C, ssm_pool, D, z, dt_bias, out)
-    y = pages.zeros_like(x) if out is None else out
-    _chunk_scan_varlen_inplace(
+
+    def check() -> None:
+        tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "ssm_pool": ssm_pool}
+        tensors |= {"cache_indices": cache_indices, "query_start_loc": query_start_loc}
+        optional = {"has_initial_state": has_initial_state, "D": D, "z": z, "dt_bias": dt_bias, "out": out}
+        require_types(tensors, optional, {"chunk_size": chunk_size, "pad_slot_id": pad_slot_id})
+        refuse_gradient("mamba_chunk_scan_varlen_inplace", x, dt, A, B, C, ssm_pool, D, z, dt_bias, out)
+
+    y = _fresh_like_x(pages.zeros_like, x) if out is None else out
+    _ops.chunk_scan_varlen_inplace(
+        check,
         x,
         dt,
         A,
@@ -345,15 +324,19 @@ def selective_state_update(
     Returns:
         y like x.
     """
-    require_types(
-        {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C},
-        {"D": D, "z": z, "dt_bias": dt_bias, "state_batch_indices": state_batch_indices, "out": out},
-        {"pad_slot_id": pad_slot_id},
-    )
-    refuse_gradient("selective_state_update", state, x, dt, A, B, C, D, z, dt_bias, out)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    tensors = with_heads(state, x, dt, A, B, C, D, z, dt_bias, y)
-    _selective_state_update(*tensors[:9], bool(dt_softplus), state_batch_indices, pad_slot_id, tensors[9])
+
+    def check() -> None:
+        tensors = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C}
+        optional = {"D": D, "z": z, "dt_bias": dt_bias, "state_batch_indices": state_batch_indices, "out": out}
+        require_types(tensors, optional, {"pad_slot_id": pad_slot_id})
+        refuse_gradient("selective_state_update", state, x, dt, A, B, C, D, z, dt_bias, out)
+
+    y = _fresh_like_x(torch.empty_like, x) if out is None else out
+    tensors: tuple[Any, ...] = (state, x, dt, A, B, C, D, z, dt_bias, y)
+    if isinstance(state, Tensor) and state.ndim == 3:
+        check()
+        tensors = with_heads(*tensors)
+    _ops.selective_state_update(check, *tensors[:9], bool(dt_softplus), state_batch_indices, pad_slot_id, tensors[9])
     return y
 
 
@@ -429,6 +412,11 @@ _PROBLEMS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (mamba_chunk_scan_varlen_inplace, _problem.varlen_inplace),
     (selective_state_update, _update_problem),
 )
+
+
+def _fresh_like_x(make: Callable[[Tensor], Tensor], x: Any) -> Tensor:
+    require_types({"x": x}, {})
+    return make(x)
 
 
 def _returned(y: Tensor, *states: Tensor) -> Any:

@@ -17,7 +17,7 @@ import nvtx
 import torch
 from tqdm import tqdm
 
-from . import cpu, launch, ops, reference
+from . import asked, cpu, launch, reference
 from .api import (
     mamba_chunk_scan_combined,
     mamba_chunk_scan_varlen,
@@ -272,9 +272,9 @@ def _decode() -> Iterator[Figure]:
 def _overhead() -> Iterator[Figure]:
     """What an API call takes beyond the backend's arithmetic on the same prepared inputs."""
     made, calls = _inputs(4, nheads=2, headdim=4, dstate=4), 200
-    asked = chunk_scan(**made, chunk_size=256)
+    wanted = chunk_scan(**made, chunk_size=256)
     prepared = cpu.Inputs(made["x"], made["B"], made["C"], torch.float32, dt=made["dt"], A=made["A"])
-    rows, how = whole_rows(1, 4), plan(asked, Device("cpu"))
+    rows, how = whole_rows(1, 4), plan(wanted, Device("cpu"))
 
     def api() -> None:
         for _ in range(calls):
@@ -313,7 +313,7 @@ def _launch() -> Iterator[Figure]:
     def nothing(kernels: object, arch: str) -> Callable[..., None]:
         return lambda *arguments: reached.append(kernels)
 
-    with emulate("sm_100a"), patch.object(launch, "compiled", nothing), patch.dict(ops._ASKED):
+    with emulate("sm_100a"), patch.object(launch, "compiled", nothing), patch.dict(asked._ASKED):
         (seconds,) = _fastest(prefill)
     assert isinstance(reached[0], Chunked)
     us = seconds / calls * 1e6

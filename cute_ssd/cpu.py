@@ -6,9 +6,10 @@ A sequence is cut into tiles of `plan.TILE` tokens, whatever the caller's chunk_
     y_off  = exp(dA_cumsum) ∘ (C · stateᵀ)
     state  = exp(dA_cumsum[last]) state + (decay_to_last ∘ dt x)ᵀ · B
 
-Several tiles, rows and heads are worked on at once (`Plan.tiles`, `.rows`, `.heads`), what is large of them in parts that
-stay in the caches (`Tiles.parts`); only the state passes from tile to tile. A sequence is always cut from its own start and what the products of a tile read lies as in fresh contiguous
-buffers, so its bits do not depend on what else is in the call.
+Several tiles, rows and heads are worked on at once (`Plan.tiles`, `.rows`, `.heads`), their large arrays in parts that
+stay in the caches (`Tiles.parts`); only the state passes from tile to tile. A sequence is always cut from its own start
+and what the products of a tile read lies as in fresh contiguous buffers, so its bits do not depend on what else is in
+the call.
 
 Note [Decays]: dA_cumsum is summed and subtracted in fp64, since after one huge step fp32 has no digits left for the
 small ones; the differences are rounded to the compute dtype before exp. A decay below tiny/eps of that dtype

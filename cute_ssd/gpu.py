@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import launch
+from .asked import Asked
 from .errors import UnsupportedError
 from .launch import NOTHING, Operands, Packed
-from .ops import Asked, chunk_scan_outputs, keep_states, present, varlen_outputs
+from .ops import chunk_scan_outputs, keep_states, present, varlen_outputs
 from .problem import Problem
 
 
@@ -126,6 +128,8 @@ def _run(
         )
     else:
         launch.chunked(operands, arch, chunks, packed.chunk_states, softplus, dt_limit, pad_slot_id, asked.kernels)
+    # Autograd may have saved them for a backward of something else, which has to refuse.
+    increment_version([written for written in (operands.y, operands.final) if written is not None])
 
 
 def _packed_row(

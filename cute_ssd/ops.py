@@ -1,28 +1,27 @@
 """The operators as torch.library knows them: schema, CPU, CUDA, fake and autograd.
 
-Every implementation builds the `Problem` first, so that eager calls and torch.compile check the same (torch.compile
-wraps what is raised in an error of its own). The CUDA implementations are in `gpu.py`; the CPU's hand over to them
-inside `cute_ssd.emulate()`. chunk_scan returns a list of the outputs that were asked for; chunk_scan_varlen, which
-writes an argument, may not (torch.compile refuses such lists): what was not asked for is an empty tensor there.
+Every implementation starts from the `Problem`, so that eager calls and torch.compile check the same (torch.compile
+wraps what is raised in an error of its own). Those for GPUs, which CPU tensors have inside `cute_ssd.emulate()`, too,
+are in `gpu.py`. The functions `chunk_scan` and so on are what the API calls, see `dispatch.py`. chunk_scan returns a
+list of the outputs that were asked for; chunk_scan_varlen, which writes an argument, may not (torch.compile refuses
+such lists): what was not asked for is an empty tensor there.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import cpu, cpu_decode, pages, problem
+from .asked import Asked
 from .checks import NO_GRADIENT_ON_GPU
-from .device import Device, emulated_arch
-from .errors import ShapeError, UnsupportedError
-from .kernels.dims import VECTOR_BYTES
-from .plan import Plan, plan, require_support
+from .device import Device
+from .dispatch import LIBRARY, register
+from .errors import UnsupportedError
+from .plan import require_support
 from .problem import Problem
 from .sequences import Sequences, chunk_ends, from_offsets, live_slots, of_batch, whole_rows
-
-_LIBRARY = torch.library.Library("cute_ssd", "DEF")
 
 _SCAN_INPUTS = (
     "Tensor x, Tensor? dt, Tensor? A, Tensor? log_decay, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, "
@@ -32,128 +31,28 @@ _SCAN_INPUTS = (
 _PACKED_INPUTS = (
     "SymInt chunk_size, Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, float dt_min, float dt_max"
 )
-_LIBRARY.define(
+LIBRARY.define(
     f"chunk_scan({_SCAN_INPUTS}, bool return_final_states, bool return_varlen_states, ScalarType? state_dtype)"
     " -> Tensor[]"
 )
-_LIBRARY.define(
+LIBRARY.define(
     f"chunk_scan_backward(Tensor dy, Tensor? dfinal_states, Tensor? dvarlen_states, {_SCAN_INPUTS})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_LIBRARY.define(
+LIBRARY.define(
     f"chunk_scan_varlen(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor query_start_loc, {_PACKED_INPUTS}, "
     "Tensor? initial_states, Tensor? cu_chunk_seqlens, bool return_final_states, bool return_chunk_states, "
     "ScalarType? state_dtype, Tensor(a!) out) -> (Tensor, Tensor)"
 )
-_LIBRARY.define(
+LIBRARY.define(
     "chunk_scan_varlen_inplace(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!) ssm_pool, "
     "Tensor cache_indices, Tensor query_start_loc, Tensor? has_initial_state, int pad_slot_id, "
     f"{_PACKED_INPUTS}, Tensor(b!) out) -> ()"
 )
-_LIBRARY.define(
+LIBRARY.define(
     "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
     "Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, int pad_slot_id, Tensor(b!) out) -> ()"
 )
-
-
-def _register(
-    name: str,
-    cpu_impl: Callable[..., Any],
-    fake_impl: Callable[..., Any],
-    asked: Callable[..., "Asked"],
-) -> None:
-    """The implementation for the GPU is the function of that name in `gpu.py`; `asked` gives it the plan."""
-
-    @functools.cache
-    def implementation() -> Callable[..., Any]:
-        from . import gpu
-
-        found: Callable[..., Any] = getattr(gpu, name)
-        return found
-
-    def on_gpu(*args: Any) -> Any:
-        return implementation()(asked(*args), *args)
-
-    @functools.wraps(cpu_impl)
-    def on_cpu(*args: Any) -> Any:
-        if emulated_arch():
-            return on_gpu(*args)
-        if not torch.is_autocast_enabled("cpu"):
-            return cpu_impl(*args)
-        with torch.autocast("cpu", enabled=False):  # products of fp32 scratch stay fp32
-            return cpu_impl(*args)
-
-    _LIBRARY.impl(name, on_cpu, "CPU")
-    _LIBRARY.impl(name, on_gpu, "CUDA")
-    for key in ("SparseCPU", "SparseCsrCPU", "MkldnnCPU", "SparseCUDA", "SparseCsrCUDA"):
-        _LIBRARY.impl(name, functools.partial(_refuse_layout, name), key)
-    torch.library.register_fake(f"cute_ssd::{name}", fake_impl, lib=_LIBRARY)
-
-
-def _refuse_layout(operator: str, *args: Any) -> Any:
-    for name, value in zip(_argument_names(operator), args, strict=True):
-        if isinstance(value, Tensor) and value.layout != torch.strided:
-            raise ShapeError(f"{name} has layout {value.layout}, expected torch.strided; pass {name}.to_dense().")
-
-
-class Asked(NamedTuple):
-    """What an eager call asks for, how it runs, and what its launches remember for the next one like it."""
-
-    problem: Problem
-    plan: Plan
-    spans: dict[int, int]  # bytes from the first to the last element of arguments with memory, by their numbers
-    kernels: dict[Any, Any]
-
-    def refuse_overlap(self, args: tuple[Any, ...], *written: tuple[str, int]) -> None:
-        """What is written, arguments `written` (names and numbers), must not be read as something else."""
-        places = [(args[number].data_ptr(), span) for number, span in self.spans.items()]
-        for name, number in written:
-            low = args[number].data_ptr()
-            high = low + self.spans.get(number, 0)
-            if len([low for start, span in places if start < high and low < start + span]) > 1:  # with itself
-                raise ShapeError(
-                    f"{name} shares memory with an input, expected memory of its own; pass a fresh tensor."
-                )
-
-
-_ASKED: dict[Any, Asked] = {}
-
-
-def _asked(describe: Callable[..., Problem], names: tuple[str, ...], *args: Any) -> Asked:
-    """The problem and plan of an eager call, remembered by all that the checks see of its arguments: they would be a
-    quarter of what a small call costs beside its arithmetic. `names` are those of the arguments. Where the tensors lie
-    matters to GPU kernels only."""
-    arch = emulated_arch()
-    on_gpu = bool(arch) or args[0].is_cuda
-    # On the CPU all tensors are the CPU's: the dispatcher prefers any other device.
-    seen = _seen_on_gpu if on_gpu else _seen
-    key = (describe, arch, *[t if type(t) in _PLAIN else seen(t) for t in args])
-    found = _ASKED.get(key)
-    if found is None:
-        if len(_ASKED) >= 1024:  # lengths that never come again
-            _ASKED.clear()
-        asked = describe(*args)
-        if on_gpu:
-            asked = problem.with_layout(asked, dict(zip(names, args, strict=True)))
-        spans = {n: _span(t) for n, t in enumerate(args) if isinstance(t, Tensor) and t.numel()}
-        _ASKED[key] = found = Asked(asked, plan(asked, Device.of(args[0].device)), spans, {})
-    return found
-
-
-_PLAIN = {type(None), bool, int, float, torch.dtype}  # the arguments that are no tensors
-
-
-def _seen(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _seen_on_gpu(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.data_ptr() % VECTOR_BYTES
-
-
-def _span(tensor: Tensor) -> int:
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size()
 
 
 def _require_support(problem: Problem, x: Tensor) -> None:
@@ -178,6 +77,7 @@ def _scan_problem(
     dt_softplus: bool,
     dt_min: float,
     dt_max: float,
+    return_final_states: bool = False,
     return_varlen_states: bool = False,
     state_dtype: torch.dtype | None = None,
 ) -> Problem:
@@ -196,7 +96,7 @@ def _scan_problem(
         cu_seqlens,
         dt_softplus,
         (dt_min, dt_max),
-        False,
+        return_final_states,
         return_varlen_states,
         state_dtype,
         log_decay=log_decay,
@@ -256,9 +156,9 @@ def _whole_rows(batch: int, seqlen: int) -> _RowStates:
     return _RowStates(whole_rows(batch, seqlen), batch)
 
 
-def _chunk_scan_cpu(*args: Any) -> list[Tensor]:
+def _chunk_scan_cpu(asked: Asked, *args: Any) -> list[Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
-    p, how, *_ = _asked_scan(*args)
+    p, how = asked.problem, asked.plan
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     rows = _row_states(p, seq_idx, cu_seqlens)
     sequences = rows.sequences
@@ -308,7 +208,7 @@ def chunk_scan_outputs(
 
 def _chunk_scan_fake(*args: Any) -> list[Tensor]:
     *inputs, return_final_states, return_varlen_states, _ = args
-    p = _scan_problem(*inputs, *args[17:])
+    p = _scan_problem(*args)
     _require_support(p, inputs[0])
     return present(*chunk_scan_outputs(p, inputs[0], return_final_states, return_varlen_states))
 
@@ -332,11 +232,11 @@ def _backward_outputs(
 
 
 def _chunk_scan_backward_cpu(
-    dy: Tensor, dfinal_states: Tensor | None, dvarlen_states: Tensor | None, *inputs: Any
+    asked: Asked, dy: Tensor, dfinal_states: Tensor | None, dvarlen_states: Tensor | None, *inputs: Any
 ) -> tuple[Tensor, ...]:
     from .cpu_backward import Gradients, scan_backward
 
-    p, how, *_ = _asked(_scan_problem, _SCAN_NAMES[:16], *inputs)
+    p, how = asked.problem, asked.plan
     x, initial_states, seq_idx, cu_seqlens = inputs[0], *inputs[9:12]
     scan_inputs = _scan_inputs(p, *inputs)
     rows = _row_states(p, seq_idx, cu_seqlens)
@@ -402,25 +302,13 @@ def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     return (*(None if t is None else grad for grad, t in wanted), *(None,) * 9)
 
 
-def _argument_names(name: str) -> tuple[str, ...]:
-    return tuple(argument.name for argument in getattr(torch.ops.cute_ssd, name).default._schema.arguments)
+def _backward_problem(dy: Tensor, dfinal_states: Tensor | None, dvarlen_states: Tensor | None, *inputs: Any) -> Problem:
+    return _scan_problem(*inputs)
 
 
-_SCAN_NAMES = _argument_names("chunk_scan")
-_SCAN_NAMES = (*_SCAN_NAMES[:16], *_SCAN_NAMES[17:])
-
-
-def _asked_scan(*args: Any) -> Asked:
-    return _asked(_scan_problem, _SCAN_NAMES, *args[:16], *args[17:])
-
-
-def _asked_backward(*args: Any) -> Asked:
-    return _asked(_scan_problem, _SCAN_NAMES[:16], *args[3:])
-
-
-_register("chunk_scan", _chunk_scan_cpu, _chunk_scan_fake, _asked_scan)
-_register("chunk_scan_backward", _chunk_scan_backward_cpu, _chunk_scan_backward_fake, _asked_backward)
-torch.library.register_autograd("cute_ssd::chunk_scan", _backward, setup_context=_setup_context, lib=_LIBRARY)
+chunk_scan = register("chunk_scan", _scan_problem, _chunk_scan_cpu, _chunk_scan_fake)
+register("chunk_scan_backward", _backward_problem, _chunk_scan_backward_cpu, _chunk_scan_backward_fake)
+torch.library.register_autograd("cute_ssd::chunk_scan", _backward, setup_context=_setup_context, lib=LIBRARY)
 
 
 def _no_second_order(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -430,7 +318,7 @@ def _no_second_order(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     )
 
 
-torch.library.register_autograd("cute_ssd::chunk_scan_backward", _no_second_order, lib=_LIBRARY)
+torch.library.register_autograd("cute_ssd::chunk_scan_backward", _no_second_order, lib=LIBRARY)
 
 
 def _packed_inputs(
@@ -479,8 +367,7 @@ def varlen_outputs(p: Problem, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     )
 
 
-def _chunk_scan_varlen_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    asked = _asked_varlen(*args)
+def _chunk_scan_varlen_cpu(asked: Asked, *args: Any) -> tuple[Tensor, Tensor]:
     p = asked.problem
     query_start_loc, out = args[5], args[-1]
     initial_states, cu_chunk_seqlens, return_final_states, return_chunk_states = args[-6:-2]
@@ -527,8 +414,7 @@ def _inplace_problem(*args: Any) -> Problem:
     )
 
 
-def _chunk_scan_varlen_inplace_cpu(*args: Any) -> None:
-    asked = _asked_inplace(*args)
+def _chunk_scan_varlen_inplace_cpu(asked: Asked, *args: Any) -> None:
     p = asked.problem
     x, dt, A, B, C, ssm_pool, cache_indices, query_start_loc, has_initial_state, pad_slot_id = args[:10]
     out = args[-1]
@@ -561,8 +447,7 @@ def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:
     _require_support(_inplace_problem(*args), args[0])
 
 
-def _selective_state_update_cpu(*args: Any) -> None:
-    asked = _asked_update(*args)
+def _selective_state_update_cpu(asked: Asked, *args: Any) -> None:
     state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, pad_slot_id, out = args
     slots = None
     if state_batch_indices is not None:
@@ -575,12 +460,10 @@ def _selective_state_update_fake(*args: Any) -> None:
     _require_support(problem.state_update(*args), args[1])
 
 
-_asked_varlen = functools.partial(_asked, _varlen_problem, _argument_names("chunk_scan_varlen"))
-_asked_inplace = functools.partial(_asked, _inplace_problem, _argument_names("chunk_scan_varlen_inplace"))
-_asked_update = functools.partial(_asked, problem.state_update, _argument_names("selective_state_update"))
-for _name, _cpu, _fake, _how in (
-    ("chunk_scan_varlen", _chunk_scan_varlen_cpu, _chunk_scan_varlen_fake, _asked_varlen),
-    ("chunk_scan_varlen_inplace", _chunk_scan_varlen_inplace_cpu, _chunk_scan_varlen_inplace_fake, _asked_inplace),
-    ("selective_state_update", _selective_state_update_cpu, _selective_state_update_fake, _asked_update),
-):
-    _register(_name, _cpu, _fake, _how)
+chunk_scan_varlen = register("chunk_scan_varlen", _varlen_problem, _chunk_scan_varlen_cpu, _chunk_scan_varlen_fake)
+chunk_scan_varlen_inplace = register(
+    "chunk_scan_varlen_inplace", _inplace_problem, _chunk_scan_varlen_inplace_cpu, _chunk_scan_varlen_inplace_fake
+)
+selective_state_update = register(
+    "selective_state_update", problem.state_update, _selective_state_update_cpu, _selective_state_update_fake
+)

@@ -21,8 +21,9 @@ LARGE = 16 * PAGE
 
 def advise(tensor: Tensor) -> Tensor:
     """`tensor`, memory on the CPU that nothing has touched yet, with huge pages asked for where it is large."""
-    has_memory = type(tensor) is Tensor  # a fake tensor has none
-    if has_memory and tensor.nbytes >= LARGE and (madvise := _madvise()) is not None:
+    if tensor.nbytes < LARGE or type(tensor) is not Tensor:  # a fake tensor has no memory
+        return tensor
+    if (madvise := _madvise()) is not None:
         begin = -(-tensor.data_ptr() // PAGE) * PAGE
         end = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
         madvise(begin, end - begin, mmap.MADV_HUGEPAGE)

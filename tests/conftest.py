@@ -182,7 +182,7 @@ def truths_on_the_cpu() -> Iterator[None]:
 def on_tiles(dtype: torch.dtype = torch.bfloat16) -> Iterator[list[str]]:
     """Sizes that the chunked kernels have, no call too short for them, and their measure of error: what eager torch
     computes in `dtype` takes the place of what it computes in fp32. Collects which kernels calls go to."""
-    from cute_ssd import launch, ops, plan, reference
+    from cute_ssd import asked, launch, plan, reference
 
     from . import common
 
@@ -202,7 +202,7 @@ def on_tiles(dtype: torch.dtype = torch.bfloat16) -> Iterator[list[str]]:
         patch.setattr(common, "SIZES", common.TILES)
         patch.setattr(reference, "recurrence", common.eager_tiles(dtype))
         patch.setattr(plan, "recurrence_clocks", lambda problem, device: 1 << 62)
-        patch.setattr(ops, "_ASKED", {})
+        patch.setattr(asked, "_ASKED", {})
         for name in ("chunked", "recurrence"):
             patch.setattr(launch, name, collecting(name))
         yield calls

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import cute_ssd
-from cute_ssd import api, launch, ops
+from cute_ssd import api, asked, launch
 from cute_ssd.device import KNOWN_ARCHS, Device
 from cute_ssd.kernels.sm100.config import ARCHS, Chunked
 
@@ -59,7 +59,7 @@ def on_gpu(arch: str, exactly: bool = False, **options: Any) -> Iterator[Any]:
         for name in ("recurrence", "chunked"):
             patch.setattr(launch, name, on_copies(_for_arch(own, getattr(launch, name))))
         patch.setattr(launch, "compiled", _counting(found, launch.compiled))
-        patch.setattr(ops, "_ASKED", {})  # its calls remember functions that do not count
+        patch.setattr(asked, "_ASKED", {})  # its calls remember functions that do not count
         for kernels in (chunk_scan, chunk_state):
             compiled = kernels.compiled
             patch.setattr(kernels, "compiled", lambda kernel, arch, of=compiled: on_copies(of(kernel, arch)))

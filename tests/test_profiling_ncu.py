@@ -10,7 +10,7 @@ import nvtx
 import pytest
 
 import cute_ssd
-from cute_ssd import ops, plan
+from cute_ssd import asked, plan
 from profiling import ProfilingError, baselines, cases, chip_metrics, metrics, ncu_profile, run_case
 
 from .ncu_reports import FIXTURES
@@ -133,7 +133,7 @@ def test_the_plan_s_count_is_what_is_executed(
 ) -> None:
     """Without --emulate the description has the plan's number; `heads`: of a work item."""
     pytest.importorskip("cutlass")
-    monkeypatch.setattr(ops, "_ASKED", {})
+    monkeypatch.setattr(asked, "_ASKED", {})
     if heads is not None:
         monkeypatch.setattr(plan, "_heads_of_an_item", lambda problem, device: heads)
     path = tmp_path / "x.case.json"
@@ -208,9 +208,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 
 def test_stalls_by_instruction_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    for options, asked in (([], 0), (["--source"], 1)):
+    for options, times in (([], 0), (["--source"], 1)):
         assert ncu_profile.main(["--case", "9", "--arch", "sm_100a", "--dry-run", *options]) == 0
-        assert capsys.readouterr().out.count("--section SourceCounters") == asked
+        assert capsys.readouterr().out.count("--section SourceCounters") == times
 
 
 def test_a_dry_run_states_the_clock_control(capsys: pytest.CaptureFixture[str]) -> None:
