@@ -155,14 +155,15 @@ def scan(
     sequences: Sequences,
     plan: Plan,
     y: Tensor,
-    initial: InitialStates,
+    initial: InitialStates | None,
     final: FinalStates | None,
     chunk_ends: list[list[int]] | None = None,
     chunk_state: ChunkStates | None = None,
 ) -> None:
     """Writes the rows of `y` (batch, seqlen, nheads, headdim) that belong to a sequence.
 
-    `initial(ids)` gives the states (n, nheads, headdim, dstate) that sequences `ids` start from, None for zeros;
+    `initial(ids)` gives the states (n, nheads, headdim, dstate) that sequences `ids` start from, None for zeros, as
+    without `initial`;
     `final(s)` the tensors (nheads, headdim, dstate) that take the last state of sequence s, which may be where its
     initial one is read. With `chunk_ends` (token counts per sequence) `chunk_state(s, end)` is that for the one after
     each.
@@ -178,7 +179,8 @@ def scan(
         if length == 1:
             _one_token(inputs, window, ids, initial, homes, plan, y, workspace)
         else:
-            last = _tokens(inputs, window, initial(ids), plan, any(homes), y, length, inside, workspace)
+            start = None if initial is None else initial(ids)
+            last = _tokens(inputs, window, start, plan, any(homes), y, length, inside, workspace)
             if last is not None:
                 _bring_home(homes, last)
         if chunk_state is not None:
@@ -230,7 +232,7 @@ def _one_token(
     inputs: Inputs,
     window: Window,
     ids: list[int],
-    initial: InitialStates,
+    initial: InitialStates | None,
     homes: list[list[Tensor]],
     plan: Plan,
     y: Tensor,
@@ -242,14 +244,19 @@ def _one_token(
     dt, dA = discretise(inputs, where)
     decay = exp_(dA[:, 0].clamp(min=DECAY_FLOOR).to(f))[..., None, None]
     dx = x if dt is None else x * dt[:, 0, :, None]
-    per_group = x.shape[1] // inputs.B.shape[2]
-    B, C = (t[where][:, 0].to(f).repeat_interleave(per_group, dim=1) for t in (inputs.B, inputs.C))
-    result = dx * (B * C).sum(-1, keepdim=True)
+    B, C = (t[where][:, 0].to(f) for t in (inputs.B, inputs.C))
+    result = dx * of_heads((B * C).sum(-1, keepdim=True), x.shape[1])
+    B, C = of_heads(B, x.shape[1]), of_heads(C, x.shape[1])
+    operands = decay, dx[..., None], B[:, :, None], C, result
+    if initial is None and (block := _as_one(homes)) is not None and block.dtype == f:
+        torch.mul(*operands[1:3], out=block)
+        homes = []
     rows = single_rows(plan)
-    parts = zip(*(t.split(rows) for t in (decay, dx[..., None], B[:, :, None], C, result)), strict=True)
+    touched = initial is not None or any(homes)
+    parts = zip(*(t.split(rows) for t in operands), strict=True) if touched else ()
     for i, (keep, column, row, vector, found) in enumerate(parts):
         some = slice(i * rows, i * rows + len(keep))
-        start, takers = initial(ids[some]), homes[some]
+        start, takers = None if initial is None else initial(ids[some]), homes[some]
         if start is not None:
             start = start.to(f)
             found.addcmul_(keep[..., 0], times_vector(start, vector, rows == 1))
@@ -263,6 +270,25 @@ def _one_token(
             torch.mul(start, keep, out=state).addcmul_(column, row)
         _bring_home(takers, state)
     y[where] = _skip_and_gate(inputs, where, result[:, None]).to(y.dtype)
+
+
+def of_heads(t: Tensor, nheads: int) -> Tensor:
+    """(n, G, N) -> (n, nheads, N); a view where there is one group."""
+    n, G, N = t.shape
+    return t.expand(n, nheads, N) if G == 1 else t.repeat_interleave(nheads // G, dim=1)
+
+
+def _as_one(homes: list[list[Tensor]]) -> Tensor | None:
+    """All states where there is one for each sequence and they lie one behind the other. Two threads that write fresh
+    memory should not meet at one page at a time, as they do state by state."""
+    if any(len(tensors) != 1 for tensors in homes):
+        return None
+    first = homes[0][0]
+    memory, place = first.untyped_storage()._cdata, first.data_ptr()
+    for i, (tensor,) in enumerate(homes):
+        if tensor.untyped_storage()._cdata != memory or tensor.data_ptr() != place + i * first.nbytes:
+            return None
+    return first.as_strided((len(homes), *first.shape), (first.numel(), *first.stride()))
 
 
 def single_rows(plan: Plan) -> int:

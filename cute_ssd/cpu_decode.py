@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from .cpu import single_rows, times_vector
+from .cpu import of_heads, single_rows, times_vector
 from .plan import Plan
 
 
@@ -26,11 +26,10 @@ def state_update(
 ) -> None:
     """One token per row. Shapes as in `problem.state_update`; `slots` names the state of each row, None its padding."""
     f, (batch, H, P) = plan.problem.compute_dtype, x.shape
-    per_group = H // B.shape[1]
     xf = x.to(f)
     decay, step = _step(x, dt, A, dt_bias, dt_softplus, f)
     dx = (xf * step)[..., None]  # (batch, H, P, 1)
-    B_heads, C_heads = (t.to(f).repeat_interleave(per_group, dim=1) for t in (B, C))
+    B_heads, C_heads = (of_heads(t.to(f), H) for t in (B, C))
     y = torch.empty(batch, H, P, dtype=f)
     live = list(range(batch)) if slots is None else [b for b, slot in enumerate(slots) if slot is not None]
     for b0 in range(0, len(live), plan.rows):

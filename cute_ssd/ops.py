@@ -169,6 +169,9 @@ def _chunk_scan_cpu(asked: Asked, *args: Any) -> list[Tensor]:
     if final_states is not None and not sequences.rows:
         keep_states(final_states, initial_states)
 
+    def initial(ids: list[int]) -> Tensor | None:
+        return rows.gather(initial_states, rows.firsts, ids, p.compute_dtype)
+
     def final(s: int) -> list[Tensor]:
         row = sequences.rows[s]
         of_row = [final_states[row]] if final_states is not None and rows.lasts[row] == s else []
@@ -179,7 +182,7 @@ def _chunk_scan_cpu(asked: Asked, *args: Any) -> list[Tensor]:
         sequences,
         how,
         y,
-        lambda ids: rows.gather(initial_states, rows.firsts, ids, p.compute_dtype),
+        None if initial_states is None else initial,
         final if return_final_states or return_varlen_states else None,
     )
     return outputs
@@ -389,7 +392,7 @@ def _chunk_scan_varlen_cpu(asked: Asked, *args: Any) -> tuple[Tensor, Tensor]:
         sequences,
         asked.plan,
         out[None],
-        lambda ids: None if initial_states is None else _gather(initial_states, ids),
+        None if initial_states is None else functools.partial(_gather, initial_states),
         (lambda s: [final_states[s]]) if return_final_states else None,
         ends,
         chunk_state,
@@ -422,7 +425,7 @@ def _chunk_scan_varlen_inplace_cpu(asked: Asked, *args: Any) -> None:
     has_tokens = [stop > start for start, stop in zip(sequences.starts, sequences.stops, strict=True)]
     slots = live_slots("cache_indices", cache_indices, pad_slot_id, ssm_pool.shape[0], has_tokens)
     asked.refuse_overlap(args, ("out", len(args) - 1), ("ssm_pool", 5))
-    started = [False] * len(slots) if has_initial_state is None else has_initial_state.tolist()
+    started = [] if has_initial_state is None else has_initial_state.tolist()
 
     def initial(ids: list[int]) -> Tensor | None:
         reading = [(i, slot) for i, s in enumerate(ids) if started[s] and (slot := slots[s]) is not None]
@@ -440,7 +443,7 @@ def _chunk_scan_varlen_inplace_cpu(asked: Asked, *args: Any) -> None:
         return [] if slot is None else [ssm_pool[slot]]
 
     inputs = _packed_inputs(p, x, dt, A, B, C, settings=args[10:17])
-    cpu.scan(inputs, sequences, asked.plan, out[None], initial, final)
+    cpu.scan(inputs, sequences, asked.plan, out[None], initial if any(started) else None, final)
 
 
 def _chunk_scan_varlen_inplace_fake(*args: Any) -> None:

@@ -202,3 +202,24 @@ def test_state_dtype(device: str) -> None:
     _, final, chunks = cute_ssd.mamba_chunk_scan_varlen(**arguments, **kwargs)
     _, final16, chunks16 = cute_ssd.mamba_chunk_scan_varlen(**arguments, **kwargs, state_dtype=torch.float16)
     assert torch.equal(final16, final.half()) and torch.equal(chunks16, chunks.half())
+
+
+@pytest.mark.parametrize("order", ["behind", "reversed", "apart", "inside", "permuted"])
+def test_states_of_one_token_sequences_go_where_they_belong(order: str) -> None:
+    """Fresh states one behind the other are written at once, others one by one; what lies between stays."""
+    made = packed(inputs(1, 5, 2, 3, 1, 4))
+    whole = torch.full((16, 2, 3, 8), 7.0)
+    dense = whole.view(-1, 2, 3, 4)
+    pools = {"inside": whole[..., :4], "permuted": whole.view(-1, 4, 2, 3).permute(0, 2, 3, 1)}
+    slots = {"reversed": [7, 6, 5, 4, 3], "apart": [3, 5, 7, 9, 11]}
+    pool = pools.get(order, dense)
+    before, taken = pool.clone(), slots.get(order, [3, 4, 5, 6, 7])
+    cute_ssd.mamba_chunk_scan_varlen_inplace(
+        **made, ssm_pool=pool, cache_indices=torch.tensor(taken), query_start_loc=torch.arange(6), dt_softplus=False
+    )
+    for token, slot in enumerate(taken):
+        alone = {name: t if name == "A" else t[token : token + 1] for name, t in made.items()}
+        options = {"query_start_loc": torch.tensor([0, 1]), "return_final_states": True}
+        assert torch.equal(pool[slot], cute_ssd.mamba_chunk_scan_varlen(**alone, **options)[1][0])
+    others = [slot for slot in range(len(pool)) if slot not in taken]
+    assert torch.equal(pool[others], before[others]) and (order != "inside" or (whole[..., 4:] == 7).all())
