@@ -331,7 +331,7 @@ def selective_state_update(
         require_types(tensors, optional, {"pad_slot_id": pad_slot_id})
         refuse_gradient("selective_state_update", state, x, dt, A, B, C, D, z, dt_bias, out)
 
-    y = _fresh_like_x(torch.empty_like, x) if out is None else out
+    y = _fresh_like_x(_empty_like, x) if out is None else out
     tensors: tuple[Any, ...] = (state, x, dt, A, B, C, D, z, dt_bias, y)
     if isinstance(state, Tensor) and state.ndim == 3:
         check()
@@ -417,6 +417,11 @@ _PROBLEMS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
 def _fresh_like_x(make: Callable[[Tensor], Tensor], x: Any) -> Tensor:
     require_types({"x": x}, {})
     return make(x)
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """Contiguous, whatever x is."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def _returned(y: Tensor, *states: Tensor) -> Any:

@@ -3,7 +3,8 @@
 Note [Past the dispatcher]: its way into an implementation in Python and back takes as long as all checks of a call.
 It has something to do for tensors of other kinds (subclasses, fake, sparse, functorch's), under modes and tracing,
 for gradients and for profilers. Where there is nothing of that, it would end in the implementation for plain tensors,
-and a public function calls that itself, for tensors like those that have once come through it.
+and a public function calls that itself, for tensors like those that have once come through it. What torch tells nobody
+of, an observer of execution traces without a profiler, sees the operations inside only.
 """
 
 import functools
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 from .asked import Asked, ask, remembered
 from .errors import ShapeError
@@ -86,7 +87,7 @@ def _is_idle() -> bool:
         forward_ad._current_level < 0
         and torch._C._dispatch_tls_local_include_set().raw_repr() in _IDLE
         and not torch._C._is_torch_function_mode_enabled()
-        and not torch._C._autograd._profiler_enabled()
+        and not (profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled())  # of any thread, of this one
     )
 
 

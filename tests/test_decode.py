@@ -9,7 +9,7 @@ from torch import Tensor
 import cute_ssd
 from cute_ssd import reference
 
-from .common import DTYPES, check
+from .common import DTYPES, check, inputs
 
 
 def step(
@@ -194,3 +194,21 @@ def test_out_and_strided_state(device: str) -> None:
 def test_no_rows(device: str) -> None:
     made = step(batch=0, device=device)
     assert cute_ssd.selective_state_update(**made).shape == (0, 4, 8)
+
+
+@pytest.mark.parametrize("layout", ["batch", "heads", "both", "no heads"])
+def test_x_of_any_strides(layout: str) -> None:
+    """y is contiguous where x is not."""
+    made = {name: t[:, 0] if name != "A" else t for name, t in inputs(3, 1, 2, 4, 1, 5).items()}
+    state = torch.randn(3, 2, 4, 5)
+    axes = {"batch": (1, 0, 2), "heads": (0, 2, 1), "both": (2, 1, 0)}.get(layout)
+    if axes is None:  # (batch, dim), the transpose of (dim, batch)
+        state, made = state[:, 0], {"x": made["x"][:, 0], "dt": made["x"][:, 0].abs(), "B": made["B"], "C": made["C"]}
+        made["A"] = -torch.rand(4, 5)
+        moved = made["x"].t().contiguous().t()
+    else:
+        moved = made["x"].permute(axes).contiguous().permute(axes)
+    assert not moved.is_contiguous()
+    wanted = cute_ssd.selective_state_update(state.clone(), **made)
+    found = cute_ssd.selective_state_update(state.clone(), **{**made, "x": moved})
+    assert found.is_contiguous() and torch.equal(found, wanted)

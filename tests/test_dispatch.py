@@ -1,5 +1,6 @@
 """Calls that go past torch's dispatcher, and those that may not: modes, other tensors, gradients, profilers."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -149,6 +150,15 @@ def test_function_modes_see_the_operator(made: dict[str, Tensor]) -> None:
 def test_a_profiler_sees_the_operator(made: dict[str, Tensor]) -> None:
     with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         scan(made)
+    assert "cute_ssd::chunk_scan" in {event.key for event in seen.key_averages()}
+
+
+def test_a_profiler_of_all_threads_sees_the_operator(made: dict[str, Tensor]) -> None:
+    options = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=options) as seen:
+        thread = threading.Thread(target=scan, args=(made,))
+        thread.start()
+        thread.join()
     assert "cute_ssd::chunk_scan" in {event.key for event in seen.key_averages()}
 
 

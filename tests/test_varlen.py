@@ -223,3 +223,21 @@ def test_states_of_one_token_sequences_go_where_they_belong(order: str) -> None:
         assert torch.equal(pool[slot], cute_ssd.mamba_chunk_scan_varlen(**alone, **options)[1][0])
     others = [slot for slot in range(len(pool)) if slot not in taken]
     assert torch.equal(pool[others], before[others]) and (order != "inside" or (whole[..., 4:] == 7).all())
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [1, 1, 1], [1], [5]])
+@pytest.mark.parametrize("layout", ["every other", "layer", "permuted"])
+def test_pools_of_any_strides(layout: str, lengths: list[int]) -> None:
+    """A pool may be one layer's of a larger one; one-token sequences read and write their slot in place."""
+    arguments, _ = problem(lengths)
+    made = {name: t for name, t in arguments.items() if name in ("x", "dt", "A", "B", "C", "query_start_loc")}
+    state, slots = (made["x"].shape[1], made["x"].shape[2], made["B"].shape[2]), len(lengths)
+    pool = {
+        "every other": torch.randn(2 * slots, *state)[::2],
+        "layer": torch.randn(slots, 3, *state)[:, 1],
+        "permuted": torch.randn(*state[::-1], slots).permute(3, 2, 1, 0),
+    }[layout]
+    dense = pool.clone(memory_format=torch.contiguous_format)
+    options = {"cache_indices": torch.arange(slots), "has_initial_state": torch.ones(slots, dtype=torch.bool)}
+    found, wanted = (cute_ssd.mamba_chunk_scan_varlen_inplace(**made, ssm_pool=p, **options) for p in (pool, dense))
+    torch.testing.assert_close((found, pool), (wanted, dense), rtol=1e-5, atol=1e-5)
