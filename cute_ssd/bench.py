@@ -95,11 +95,11 @@ def _line(f: Figure) -> str:
     return f"  {f.name:<46} {value:>10}  goal {goal:<8} {met:<7} {f.detail}"
 
 
-def _fastest(*sides: Callable[[], Any]) -> list[float]:
-    """Seconds of the shortest run of each side; they take turns for BUDGET seconds, three times or more."""
+def _fastest(*sides: Callable[[], Any], turns: int = 3) -> list[float]:
+    """Seconds of the shortest run of each side; they take turns for BUDGET seconds, `turns` times or more."""
     best = [float("inf")] * len(sides)
     rounds, begin = 0, time.perf_counter()
-    while rounds < 3 or time.perf_counter() - begin < BUDGET:
+    while rounds < turns or time.perf_counter() - begin < BUDGET:
         for side, function in enumerate(sides):
             start = time.perf_counter()
             function()
@@ -221,7 +221,7 @@ def _linearity() -> Iterator[Figure]:
 
         return scans
 
-    per_token = [seconds / total * 1e6 for seconds in _fastest(*map(scans_of, LENGTHS))]
+    per_token = [seconds / total * 1e6 for seconds in _fastest(*map(scans_of, LENGTHS), turns=6)]
     steps = ", ".join(f"{us:.1f} us at {length}" for us, length in zip(per_token, LENGTHS, strict=True))
     worst = max(per_token) / per_token[0]
     yield Figure("time of a token in a long sequence over a short", worst, "x", "max", 1.15, f"{steps} tokens")
