@@ -50,11 +50,11 @@ def ask(operator: str, describe: Callable[..., Problem], names: tuple[str, ...],
     key = _key(operator, args)
     found = None if key is None else _ASKED.get(key)
     if found is None:
-        wanted = describe(*args)
-        if _on_gpu(args):
+        wanted, device = describe(*args), Device.of(args[0].device)
+        if device.kind == "cuda":
             wanted = problem.with_layout(wanted, dict(zip(names, args, strict=True)))
         spans = {n: _span(t) for n, t in enumerate(args) if isinstance(t, Tensor) and t.numel()}
-        found = Asked(wanted, plan(wanted, Device.of(args[0].device)), spans, {})
+        found = Asked(wanted, plan(wanted, device), spans, {})
         if len(_ASKED) >= 1024:  # lengths that never come again
             _ASKED.clear()
         if key is not None:
@@ -69,13 +69,13 @@ _KNOWN = {Tensor, Parameter, *_NO_TENSORS}
 def _key(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """All that matters of the arguments, with their types, since True and 1.0 are equal to 1; None with others than
     tensors that have strides and python's own numbers."""
-    types = tuple(map(type, args))
+    arch, types = emulated_arch(), tuple(map(type, args))
     if not _KNOWN.issuperset(types):
         return None
     try:
-        if _on_gpu(args):
+        if arch or (isinstance(args[0], Tensor) and args[0].is_cuda):
             values = [t if type(t) in _NO_TENSORS else _on_device(t) for t in args]
-            return (operator, emulated_arch(), types, *values)
+            return (operator, arch, types, *values)
         # Without memory are those that wrap others, and torch's known zeros.
         values = [
             t if type(t) in _NO_TENSORS else (t.shape, t.stride(), t.dtype, t.is_cpu, t.data_ptr() == 0) for t in args
@@ -83,10 +83,6 @@ def _key(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return (operator, types, *values)
     except RuntimeError:  # no strides: sparse and nested ones
         return None
-
-
-def _on_gpu(args: tuple[Any, ...]) -> bool:
-    return emulated_arch() != "" or (type(args[0]) in (Tensor, Parameter) and args[0].is_cuda)
 
 
 def _on_device(t: Tensor) -> tuple[Any, ...]:

@@ -162,11 +162,10 @@ def scan(
 ) -> None:
     """Writes the rows of `y` (batch, seqlen, nheads, headdim) that belong to a sequence.
 
-    `initial(ids)` gives the states (n, nheads, headdim, dstate) that sequences `ids` start from, None for zeros, as
-    without `initial`;
-    `final(s)` the tensors (nheads, headdim, dstate) that take the last state of sequence s, which may be where its
-    initial one is read. With `chunk_ends` (token counts per sequence) `chunk_state(s, end)` is that for the one after
-    each.
+    `initial(ids)` gives the states (n, nheads, headdim, dstate) that sequences `ids` start from, None for zeros, from
+    which all start without `initial`. `final(s)` gives the tensors (nheads, headdim, dstate) that take the last state
+    of sequence s, which may be where its initial one is read. With `chunk_ends` (token counts per sequence)
+    `chunk_state(s, end)` is that for the one after each.
     """
     workspace = Workspace(inputs.dtype)
     for ids, ends in _side_by_side(sequences, plan, chunk_ends):
@@ -275,9 +274,9 @@ def _one_token(
 
 
 def of_heads(t: Tensor, nheads: int) -> Tensor:
-    """(n, G, N) -> (n, nheads, N); a view where there is one group."""
-    n, G, N = t.shape
-    return t.expand(n, nheads, N) if G == 1 else t.repeat_interleave(nheads // G, dim=1)
+    """(n, G, ...) -> (n, nheads, ...); a view where there is one group."""
+    n, G, *rest = t.shape
+    return t.expand(n, nheads, *rest) if G == 1 else t.repeat_interleave(nheads // G, dim=1)
 
 
 def _as_one(homes: list[list[Tensor]]) -> Tensor | None:
@@ -499,9 +498,7 @@ def _state_inside(tiles: Tiles, k: int, state: Tensor | None, tokens: int) -> Te
     if tiles.dt is not None:
         weight *= tiles.dt[k, :, :, :tokens]
     weighted = tiles.x[k, :, :, :tokens] * weight[..., None]  # (n, H, tokens, P)
-    per_group = weighted.shape[1] // tiles.B.shape[2]
-    B = tiles.B[k, :, :, :tokens].repeat_interleave(per_group, dim=1)
-    added = weighted.transpose(2, 3) @ B
+    added = weighted.transpose(2, 3) @ of_heads(tiles.B[k, :, :, :tokens], weighted.shape[1])
     return added if state is None else added + state * tiles.from_start[k, :, :, tokens - 1, None, None]
 
 

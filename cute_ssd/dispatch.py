@@ -34,7 +34,7 @@ def register(
 
     def run(asked: Asked, args: tuple[Any, ...]) -> Any:
         if asked.plan.device.kind == "cuda":
-            return _on_gpu(name)(asked, *args)
+            return _gpu_implementation(name)(asked, *args)
         if not torch.is_autocast_enabled("cpu"):
             return cpu_impl(asked, *args)
         with torch.autocast("cpu", enabled=False):  # products of fp32 scratch stay fp32
@@ -63,7 +63,7 @@ def register(
 
 
 @functools.cache
-def _on_gpu(operator: str) -> Implementation:
+def _gpu_implementation(operator: str) -> Implementation:
     from . import gpu
 
     found: Implementation = getattr(gpu, operator)

@@ -49,26 +49,18 @@ def scan(made: dict[str, Any], **options: Any) -> Any:
     return cute_ssd.mamba_chunk_scan_combined(**made, **{"chunk_size": 64, **options})
 
 
-class Seen(TorchDispatchMode):
-    """The operators that a dispatch mode sees."""
+def watching(mode: type, hook: str) -> tuple[Any, list[Any]]:
+    """A mode of torch, and the operators and functions that its method `hook` sees."""
+    seen: list[Any] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operators.append(func)
+    def record(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(func)
         return func(*args, **(kwargs or {}))
 
+    return type("Watching", (mode,), {hook: record})(), seen
 
-class SeenFunctions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.functions: list[Any] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.functions.append(func)
-        return func(*args, **(kwargs or {}))
+MODES = {"dispatch": (TorchDispatchMode, "__torch_dispatch__"), "function": (TorchFunctionMode, "__torch_function__")}
 
 
 class Tagged(Tensor):
@@ -93,7 +85,7 @@ def test_the_second_call_of_a_kind_goes_past_the_dispatcher(
         scan(fresh, return_final_states=True)
         scan(inputs(2, 10, 2, 2, 1, 3))
     assert asks == ["chunk_scan"] * 2
-    with Seen():
+    with watching(*MODES["dispatch"])[0]:
         assert torch.equal(found, scan(fresh))
     assert asks == ["chunk_scan"] * 3
 
@@ -135,16 +127,12 @@ def test_a_gradient_is_recorded_after_calls_without(made: dict[str, Tensor]) -> 
         )
 
 
-def test_dispatch_modes_see_the_operator(made: dict[str, Tensor]) -> None:
-    with Seen() as seen:
+@pytest.mark.parametrize("kind", MODES)
+def test_modes_see_the_operator(made: dict[str, Tensor], kind: str) -> None:
+    mode, seen = watching(*MODES[kind])
+    with mode:
         scan(made)
-    assert OPERATOR in seen.operators
-
-
-def test_function_modes_see_the_operator(made: dict[str, Tensor]) -> None:
-    with SeenFunctions() as seen:
-        scan(made)
-    assert OPERATOR in seen.functions
+    assert OPERATOR in seen
 
 
 def test_a_profiler_sees_the_operator(made: dict[str, Tensor]) -> None:

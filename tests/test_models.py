@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import cute_ssd
-from cute_ssd import asked as asked_module
 from cute_ssd import launch, models
 from cute_ssd.compat import vllm
 from cute_ssd.compat.transformers import _chunk_scan, _state_update, enable
@@ -40,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Configuration]]:
         return lambda *arguments: None
 
     monkeypatch.setattr(launch, "compiled", remember)
-    monkeypatch.setattr(asked_module, "_ASKED", {})  # a call like one before launches what that one found
+    monkeypatch.setattr("cute_ssd.asked._ASKED", {})  # a call like one before launches what that one found
     torch.utils.deterministic.fill_uninitialized_memory = False
     with cute_ssd.emulate(ARCH):
         yield found
