@@ -2,6 +2,7 @@
 
 import re
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import cute_ssd
-from cute_ssd.emulator import pointers
+from cute_ssd.emulator import engine, pointers
 from cute_ssd.emulator.engine import Outcome
 from cute_ssd.emulator.pointers import NUMBER_SHIFT, Pointers, host_addresses
 from cute_ssd.emulator.report import KernelError
@@ -397,15 +398,26 @@ def test_an_array_that_runs_backwards():
     assert y[:, 0].tolist() == [5, 4, 3, 2, 1, 0]
 
 
-def test_calls_from_several_threads():
-    """Each has the tensors of its own call."""
+def test_calls_from_several_threads(monkeypatch):
+    """Each has the tensors of its own call, and its kernel runs when no other one does."""
+    running, at_once, engine_run = [], [], engine.run
+
+    def watched(*arguments):
+        running.append(None)
+        at_once.append(len(running))
+        time.sleep(0.002)
+        outcome = engine_run(*arguments)
+        running.pop()
+        return outcome
+
+    monkeypatch.setattr(engine, "run", watched)
     tensors = [(torch.ones(6, 32), torch.zeros(6, 32)) for _ in range(3)]
     with cute_ssd.emulate("sm_100a"):
         arguments = [(from_dlpack(x), from_dlpack(y), 6) for x, y in tensors]
         compiled = cute.compile(add_rows, *arguments[0])
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda k: compiled(*arguments[k % 3]), range(30)))
-    assert all(y.sum() == 1920 for _, y in tensors)
+    assert all(y.sum() == 1920 for _, y in tensors) and max(at_once) == 1
 
 
 def test_an_address_that_nobody_knows_leaves_the_others_their_bounds():

@@ -207,6 +207,7 @@ class FakeRuntime:
             "shim", [Path(__file__).with_name("shim.c")], ["-O1", "-std=c11", "-Wall", "-Wextra"], compilers
         )
         self.client: Client | None = None
+        self._stream = threading.Lock()  # all launches go into one stream, also those of several threads
         self._images: dict[bytes, Image] = {}
         # Handles are one more than an index, as null is no handle.
         self._libraries: list[Image] = []
@@ -278,7 +279,8 @@ class FakeRuntime:
         _check_geometry(launch, client.device)
         client.follows = True
         try:
-            client.run(launch)
+            with self._stream:
+                client.run(launch)
         finally:
             launch._parameters = None
 
